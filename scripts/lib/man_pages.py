@@ -28,7 +28,7 @@ def pages(version: str, date: str) -> dict[str, str]:
     """Return the text of each page by its file's name, such as `streammeta-s3-check.1`."""
     from streammeta.cli.root import cli
 
-    root = click.Context(cli, info_name="streammeta")
+    root = click.Context(cli, info_name="streammeta", show_default=True)
     return {
         f"{context.command_path.replace(' ', '-')}.1": _page(context, version, date)
         for context in _contexts(root)

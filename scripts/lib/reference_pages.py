@@ -265,7 +265,7 @@ def _commands() -> Iterator[str]:
 
     yield "# Commands\n\nEvery command accepts `--help` and `--format json`."
     yield " [Operating a cluster](../operations/README.md) describes their use.\n"
-    root = click.Context(cli, info_name="streammeta")
+    root = click.Context(cli, info_name="streammeta", show_default=True)
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)
         assert command is not None

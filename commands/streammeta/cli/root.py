@@ -121,6 +121,7 @@ COMMANDS = {
 _CONTEXT_SETTINGS = {
     "auto_envvar_prefix": "STREAMMETA",
     "help_option_names": ["-h", "--help"],
+    "show_default": True,
 }
 
 

@@ -68,7 +68,6 @@ def _address(
 @click.option(
     "--listen",
     default="127.0.0.1:9092",
-    show_default=True,
     metavar="HOST:PORT",
     callback=_address,
     help="Address for Kafka clients. Port 0 selects a free one.",
@@ -101,14 +100,12 @@ def _address(
     "--linger",
     type=Duration(),
     default="50ms",
-    show_default=True,
     help="Time that records wait for others of the same object.",
 )
 @click.option(
     "--session",
     type=Duration(),
     default="6s",
-    show_default=True,
     help="Silence after which other brokers take over the partitions, at least 2s and at"
     " most the controllers' session timeout.",
 )
@@ -116,13 +113,11 @@ def _address(
     "--partitions",
     type=click.IntRange(1, 10_000),
     default=1,
-    show_default=True,
     help="Partitions of topics that are created without a number.",
 )
 @click.option(
     "--auto-create/--no-auto-create",
     default=True,
-    show_default=True,
     help="Create topics that producers and consumers name.",
 )
 @click.option(

@@ -74,7 +74,6 @@ def _setting_options(command: Command) -> Command:
             type=int,
             default=defaults[name],
             # A default of None is computed at the start. The help text describes it.
-            show_default=defaults[name] is not None,
             help=text,
         )(command)
     return command
@@ -112,6 +111,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--seeds",
     default="",
+    show_default=False,
     metavar="ID@HOST:PORT,...",
     help="Controllers to ask for the leader, at their --peer-advertise: for one that joins,"
     " and when addresses have changed.",
@@ -174,13 +174,17 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--oidc-issuer",
     default="",
+    show_default=False,
     metavar="URL",
     help="Issuer of these tokens, as the tokens name it.",
 )
-@click.option("--oidc-audience", default="", help="Required audience of the tokens.")
+@click.option(
+    "--oidc-audience", default="", show_default=False, help="Required audience of the tokens."
+)
 @click.option(
     "--oidc-keys",
     default="",
+    show_default=False,
     metavar="FILE|URL",
     help="Keys that sign the tokens, as a JSON Web Key Set. A file may be replaced at any"
     " time. [default: the keys that the issuer publishes]",
@@ -194,7 +198,6 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     type=click.Choice([mode.value for mode in PeerPlainText]),
     callback=lambda *given: PeerPlainText(given[-1]),
     default=PeerPlainText.NONE.value,
-    show_default=True,
     help="For a migration of controllers to TLS one by one: first all use plain text and"
     " accept both, then all accept both, then none.",
 )
@@ -229,6 +232,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--peer-override",
     default="",
+    show_default=False,
     metavar="ID@HOST:PORT,...",
     help="Addresses at which this controller reaches the named ones, for NAT and proxies."
     " They override all other addresses.",
@@ -254,15 +258,11 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     "--audit-failure",
     type=click.Choice([mode.value for mode in AuditFailure]),
     default=AuditFailure.BLOCK_ADMIN.value,
-    show_default=True,
     help="Calls to reject while --audit-log can't be written: operators' and destructive"
     " ones, all but heartbeats, or none.",
 )
 @click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
 )
 @click.option(
     "--check-config",

@@ -7,6 +7,7 @@ never raises `grpc.RpcError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import TypeVar
 
 import click
@@ -197,6 +198,13 @@ def leaders_view(client: ControllerClient) -> DescribeQuorumResponse:
 
 Command = Callable[..., None]
 """Function of a command. click calls it with arguments by name."""
+
+
+def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds these options, in the order of the help text."""
+    # Reversed: click shows options in the reverse order of their decoration.
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
+
 
 store_option = click.option(
     "--store",

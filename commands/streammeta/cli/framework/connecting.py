@@ -172,7 +172,6 @@ def timeout_option(default_s: float) -> Callable[[Command], Command]:
         "timeout_s",
         type=click.FloatRange(min=0, min_open=True),
         default=default_s,
-        show_default=True,
         metavar="SECONDS",
         help="Timeout of a call.",
     )

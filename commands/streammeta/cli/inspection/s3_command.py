@@ -40,7 +40,6 @@ def s3() -> None:
     "step_s",
     type=click.FloatRange(min=0, min_open=True),
     default=STEP_S,
-    show_default=True,
     help="Timeout of a step in seconds, including retries.",
 )
 @with_output
@@ -76,7 +75,7 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
 @click.argument("address", required=False)
 @click.option("--bucket", help="Name of the bucket.")
 @click.option("--endpoint", help="Server, http://host:port or https://.. [default: Amazon's]")
-@click.option("--region", default=DEFAULT_REGION, show_default=True, help="Region of the bucket.")
+@click.option("--region", default=DEFAULT_REGION, help="Region of the bucket.")
 @click.option(
     "--path-style/--host-style",
     default=None,
@@ -88,7 +87,6 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
     f"--{_CHECKSUM_OPTION}",
     type=click.Choice([checksum.value for checksum in Checksum]),
     default=Checksum.MD5.value,
-    show_default=True,
     help="Checksum of uploads. `streammeta s3 check` lists the checksums that the server verifies.",
 )
 @with_output

@@ -51,7 +51,7 @@ _LOOK_S = 0.25
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for logs and objects. [default: a temporary directory, removed at the end]",
 )
-@click.option("--cluster-id", default="dev", show_default=True, help="Name of the cluster.")
+@click.option("--cluster-id", default="dev", help="Name of the cluster.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65_536 - PORT_COUNT),

@@ -32,19 +32,12 @@ def check() -> None:
 
 @check.command()
 @connection_options()
-@click.option(
-    "--rate",
-    type=click.IntRange(1, _RATE_MAX),
-    default=200,
-    show_default=True,
-    help="Writes per second.",
-)
+@click.option("--rate", type=click.IntRange(1, _RATE_MAX), default=200, help="Writes per second.")
 @click.option(
     "--duration",
     "duration_ms",
     type=Duration(),
     default="10s",
-    show_default=True,
     help="Duration of the load, 1s to 60s.",
 )
 @with_output

@@ -47,10 +47,9 @@ SERVICES = ("serving", "leader")
     "--service",
     type=click.Choice(SERVICES),
     default="serving",
-    show_default=True,
     help="serving: the controller answers requests. leader: it leads and accepts writes.",
 )
-@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Timeout in seconds.")
+@click.option("--timeout", "timeout_s", default=3.0, help="Timeout in seconds.")
 @with_output
 def health(
     *,

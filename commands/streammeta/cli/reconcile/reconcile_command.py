@@ -1,6 +1,7 @@
 """`streammeta reconcile`: compare the bucket with the metadata, and delete orphans."""
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,24 +10,30 @@ import click
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.connecting import Endpoints, connecting
 from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Moment, Output, with_output
-from streammeta.cli.framework.tracing import exporting_traces
 from streammeta.cli.reconcile.reconcile_options import (
     EXIT_LOST,
-    SHARD_DIGITS,
-    engine_options,
-    limit_options,
     removal_options,
+    show_tallies,
+    start_reconciliation,
+    tell_controllers,
     tell_progress,
+    with_engine,
+    with_limits,
 )
-from streammeta.cli.reconcile.reconcile_reporting import tell_controllers
-from streammeta.cli.reconcile.reconcile_signals import Ending, ending_event, interruptible
+from streammeta.cli.reconcile.reconcile_signals import ending_event, interruptible
 from streammeta.cli.reconcile.reconcile_watch_command import watch_command
-from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
     from streammeta.reconcile.apply import ApplyResult
     from streammeta.reconcile.plans.plan_folder import PlanResult
     from streammeta.reconcile.undo import UndoResult
+
+
+_PLAN_FACTS = (
+    *("cluster_id", "cluster_uuid", "store", "namespace", "engine", "map_end_offset", "map_epoch"),
+    *("map_objects", "unfinished_uploads"),
+)
+"""Fields of a plan that its summary shows."""
 
 
 @click.group()
@@ -39,6 +46,9 @@ def reconcile() -> None:
     """
 
 
+_plan_store_option = click.option(
+    "--store", metavar="URI", help="Address of the plan's bucket, if it has to carry credentials."
+)
 _plan_folder_option = click.option(
     "--plan",
     "folder",
@@ -52,13 +62,12 @@ _plan_folder_option = click.option(
 @store_option
 @connecting()
 @_plan_folder_option
-@limit_options
+@with_limits
 @click.option(
     "--deep",
     "deep_share",
     type=click.FloatRange(0, 1),
     default=0.0,
-    show_default=True,
     metavar="SHARE",
     help="Read this fraction of the known objects, and check checksum, footer and index. 1"
     " reads all.",
@@ -81,20 +90,10 @@ _plan_folder_option = click.option(
     type=Moment(),
     help="Start time of the listing, for an --inventory without a manifest.",
 )
-@engine_options
+@with_engine
 @with_output
 def plan_command(
-    *,
-    folder: Path,
-    grace_ms: int,
-    unsafe_grace_ms: int | None,
-    shards: str,
-    engine: str,
-    master: str | None,
-    driver_memory: str,
-    tracing: bool,
-    output: Output,
-    **settings: Any,
+    *, folder: Path, traces: AbstractContextManager[None], output: Output, **settings: Any
 ) -> None:
     """Give every key a verdict and write the plan to a new folder. Delete nothing.
 
@@ -114,63 +113,37 @@ def plan_command(
       streammeta reconcile plan --store s3://data --connect 127.0.0.1:9091 --plan ./plan-2 \\
           --inventory s3://lists/data/daily/2026-05-01T01-00Z/manifest.json
     """
-    with optional_packages("reconciliation", "reconcile"):
-        from streammeta.reconcile.engines.engine import EngineName
-        from streammeta.reconcile.engines.spark_session import SparkConfig
-        from streammeta.reconcile.engines.task_tracing import SERVICE
-        from streammeta.reconcile.parquet.arrow_start import start_arrow
-        from streammeta.reconcile.plan import PlanConfig, plan
-        from streammeta.reconcile.run_reporter import plan_report
+    from streammeta.reconcile.plan import PlanConfig, plan
+    from streammeta.reconcile.run_reporter import plan_report
 
-    # Before other threads start, because it hides pandas from all imports for a moment.
-    start_arrow()
-    config = PlanConfig(
-        folder=folder,
-        grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
-        unsafe_grace=unsafe_grace_ms is not None,
-        shard_digits=SHARD_DIGITS[shards],
-        engine=EngineName(engine),
-        spark=SparkConfig(master=master, driver_memory=driver_memory),
-        **settings,  # the fields of the same names
-    )
+    config = PlanConfig(folder=folder, **settings)  # the fields of the same names
     started_ms = _now_ms()
     # A plan deletes nothing, so a signal may interrupt it anywhere.
     with (
         interruptible(
             f"no plan was written to {folder}, and no object was deleted", "run the command again"
         ),
-        exporting_traces(SERVICE, wanted=tracing),
+        traces,
     ):
         result = plan(config, tell_progress)
     # Reported before a failure is raised, so that status pages show failed runs too.
     run = plan_report(result, started_ms, _now_ms())
     tell_controllers(run, config.connect, config.tls)
     _show_plan(output, folder, result)
-    problem = _plan_problem(folder, result)
-    if problem is not None:
-        raise problem
+    _require_whole(folder, result)
 
 
 @reconcile.command("apply")
 @_plan_folder_option
-@click.option(
-    "--store", metavar="URI", help="Address of the plan's bucket, if it has to carry credentials."
-)
+@_plan_store_option
 @connecting(Endpoints.KNOWN)
-@click.option("--yes", is_flag=True, help="Apply the changes. Without this option, only show them.")
+@click.option(
+    "--yes", "delete", is_flag=True, help="Apply the changes. Without this option, only show them."
+)
 @removal_options
-@engine_options
+@with_engine
 @with_output
-def apply_command(
-    *,
-    yes: bool,
-    engine: str,
-    master: str | None,
-    driver_memory: str,
-    tracing: bool,
-    output: Output,
-    **settings: Any,
-) -> None:
+def apply_command(*, traces: AbstractContextManager[None], output: Output, **settings: Any) -> None:
     """Check every candidate of a plan at the leader, and delete the confirmed orphans.
 
     The command rejects a plan with a failed guard, a plan older than 24 h, and a plan of another
@@ -186,36 +159,28 @@ def apply_command(
       streammeta reconcile apply --plan ./plan-1 --yes --quarantine
       streammeta reconcile apply --plan ./plan-1 --yes --tag
     """
-    with optional_packages("reconciliation", "reconcile"):
-        from streammeta.reconcile.apply import ApplyConfig, apply
-        from streammeta.reconcile.engines.engine import EngineName
-        from streammeta.reconcile.engines.spark_session import SparkConfig
-        from streammeta.reconcile.engines.task_tracing import SERVICE
-        from streammeta.reconcile.parquet.arrow_start import start_arrow
-        from streammeta.reconcile.plans.plan_folder import read_plan_file
-        from streammeta.reconcile.run_reporter import apply_report
+    from streammeta.reconcile.apply import ApplyConfig, apply
+    from streammeta.reconcile.plans.plan_folder import read_plan_file
+    from streammeta.reconcile.run_reporter import apply_report
 
-    start_arrow()
     started_ms = _now_ms()
     # Deletions must not be broken off, so a signal waits for the current batches.
     with ending_event() as ending:
-        config = ApplyConfig(
-            delete=yes,
-            engine=EngineName(engine),
-            spark=SparkConfig(master=master, driver_memory=driver_memory),
-            is_ending=ending.is_set,
-            **settings,  # the fields of the same names
-        )
-        with exporting_traces(SERVICE, wanted=tracing):
+        config = ApplyConfig(is_ending=ending.is_set, **settings)  # the fields of the same names
+        with traces:
             result = apply(config, tell_progress)
         run = apply_report(result, started_ms, _now_ms())
         # Without --connect, the plan names the controllers.
         connect = config.connect or read_plan_file(config.folder).connect
         tell_controllers(run, connect, config.tls)
     _show_run(output, result)
-    problem = _run_problem(result, ending)
-    if problem is not None:
-        raise problem
+    settled = _count_settled(result)
+    _require_settled(
+        "apply",
+        result,
+        f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
+        f" {result.left} remain",
+    )
 
 
 reconcile.add_command(watch_command)
@@ -223,9 +188,7 @@ reconcile.add_command(watch_command)
 
 @reconcile.command("undo")
 @_plan_folder_option
-@click.option(
-    "--store", metavar="URI", help="Address of the plan's bucket, if it has to carry credentials."
-)
+@_plan_store_option
 @with_output
 def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
     """Restore all objects that `apply --quarantine` of this plan removed.
@@ -240,18 +203,18 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
     Example:
       streammeta reconcile undo --plan ./plan-1
     """
-    with optional_packages("reconciliation", "reconcile"):
-        from streammeta.reconcile.parquet.arrow_start import start_arrow
-        from streammeta.reconcile.undo import undo
+    start_reconciliation()
+    from streammeta.reconcile.undo import undo
 
-    start_arrow()
     with ending_event() as ending:
         result = undo(folder, store, tell_progress, ending.is_set)
-    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
-    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
-    problem = _undo_problem(result, ending)
-    if problem is not None:
-        raise problem
+    show_tallies(output, "outcomes", "outcome", dict(sorted(result.outcomes.items())))
+    _require_settled(
+        "undo",
+        result,
+        f"ended by {ending.by}: {_count_settled(result)} objects were settled, up to {result.left}"
+        " candidates of the plan remain",
+    )
 
 
 def _now_ms() -> int:
@@ -259,27 +222,13 @@ def _now_ms() -> int:
 
 
 def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
-    output.summary(
-        {
-            "plan": str(folder),
-            "report": str(folder / "report.html"),
-            "cluster_id": result.cluster_id,
-            "cluster_uuid": result.cluster_uuid,
-            "store": result.store,
-            "namespace": result.namespace,
-            "engine": result.engine,
-            "map_end_offset": result.map_end_offset,
-            "map_epoch": result.map_epoch,
-            "map_objects": result.map_objects,
-            "unfinished_uploads": result.unfinished_uploads,
-            **({"inventory": result.inventory} if result.inventory else {}),
-            "repeated_rows": result.repeated_rows,
-        }
-    )
+    output.summary({"plan": str(folder), "report": str(folder / "report.html")})
+    inventory = ("inventory",) if result.inventory else ()
+    names = (*_PLAN_FACTS, *inventory, "repeated_rows")
+    output.summary({name: getattr(result, name) for name in names})
     _show_losses(output, result)
 
-    classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
-    output.rows("classes", ("verdict", "keys", "bytes"), classes)
+    show_tallies(output, "classes", "verdict", result.classes)
     guards = [
         (guard.name, "passed" if guard.passed else "failed", guard.detail)
         for guard in result.guards
@@ -305,12 +254,12 @@ def _show_losses(output: Output, result: "PlanResult") -> None:
     output.rows("losses", columns, first)
 
 
-def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
-    """Return the most serious failure of a written plan, if any."""
+def _require_whole(folder: Path, result: "PlanResult") -> None:
+    """Raise the most serious failure of a written plan, if any."""
     # Failed guards come first, because such a plan can't be applied at all.
     if result.failed_guards:
         names = ", ".join(guard.name for guard in result.failed_guards)
-        return CommandError(
+        raise CommandError(
             "GUARD",
             f"the plan {folder} can't be applied. Failed guards: {names}",
             result.failed_guards[0].detail,
@@ -319,7 +268,7 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
         )
 
     if result.losses is not None and result.lost:
-        return CommandError(
+        raise CommandError(
             "MISSING_OBJECTS",
             f"{result.lost} objects of the metadata are missing in the bucket or damaged,"
             f" with {result.losses.ranges} ranges of {result.losses.streams} streams. Their"
@@ -330,59 +279,36 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
         )
 
     if result.unknown:
-        return CommandError(
+        raise CommandError(
             "INCOMPLETE",
             "; ".join(result.unknown),
             "the plan may be applied. Correct this and make a new plan to learn the rest",
         )
-
-    return None
-
-
-def _run_problem(result: "ApplyResult", ending: Ending) -> CommandError | None:
-    """Return the reason why an apply has not settled every candidate, if any."""
-    settled = _count_settled(result)
-    ended = (
-        f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
-        f" {result.left} remain"
-    )
-    return _unsettled("apply", result, ended)
-
-
-def _undo_problem(result: "UndoResult", ending: Ending) -> CommandError | None:
-    """Return the reason why an undo has not restored every object, if any."""
-    ended = (
-        f"ended by {ending.by}: {_count_settled(result)} objects were settled, up to {result.left}"
-        " candidates of the plan remain"
-    )
-    return _unsettled("undo", result, ended)
 
 
 def _count_settled(result: "ApplyResult | UndoResult") -> int:
     return sum(tally.keys for tally in result.outcomes.values())
 
 
-def _unsettled(command: str, result: "ApplyResult | UndoResult", ended: str) -> CommandError | None:
-    """Return the failure of an incomplete run, explained by `ended` if a signal ended it."""
+def _require_settled(command: str, result: "ApplyResult | UndoResult", ended: str) -> None:
+    """Raise the failure of an incomplete run, explained by `ended` if a signal ended it."""
     if result.left:
-        return CommandError(
+        raise CommandError(
             "INTERRUPTED", "; ".join((ended, *result.problems)), f"run {command} again for the rest"
         )
     if not result.complete:
-        return CommandError(
+        raise CommandError(
             "INCOMPLETE",
             "; ".join(result.problems) or "some candidates were not settled",
             f"correct this and run {command} again. Repeating it loses nothing",
         )
-    return None
 
 
 def _show_run(output: Output, result: "ApplyResult") -> None:
     output.summary(
         {"run": str(result.run_folder), "dry_run": not result.deleted, "left": result.left}
     )
-    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
-    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    show_tallies(output, "outcomes", "outcome", dict(sorted(result.outcomes.items())))
     output.rows("examples", ("key",), [(key,) for key in result.examples])
     if result.warning:
         output.rows("ahead_of_map", ("key", "detail"), result.ahead)

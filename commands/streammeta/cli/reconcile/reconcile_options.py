@@ -1,15 +1,22 @@
-"""Options that commands of `streammeta reconcile` share, and their progress messages."""
+"""Parts that commands of `streammeta reconcile` share: options, progress, tallies, reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import reduce
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.framework.client import Command
-from streammeta.cli.framework.output import Duration
-from streammeta.cli.framework.tracing import tracing_option
+from streammeta.cli.framework.client import Command, add_options
+from streammeta.cli.framework.output import Duration, Output
+from streammeta.cli.framework.tracing import exporting_traces, tracing_option
+from streammeta.storage.installation import optional_packages
+
+if TYPE_CHECKING:
+    from streammeta.reconcile.vocabulary.tables import Tally
+    from streammeta.storage.cluster_files.reconcile_runs import Run
+    from streammeta.tls.files import CallerFiles
 
 EXIT_LOST = 3
 """Exit code of a plan that has confirmed missing or damaged objects."""
@@ -18,19 +25,13 @@ SHARD_DIGITS: Mapping[str, int | None] = {"auto": None, "16": 1, "256": 2}
 """Values of `--shards`, with the digits of keys at which they cut. None adapts to the bucket."""
 
 
-def _combine(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Combine these options, in the order of the help text."""
-    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
-
-
-limit_options = _combine(
+_limit_options = add_options(
     # Objects are uploaded before they are committed, so young unknown objects stay.
     click.option(
         "--grace",
         "grace_ms",
         type=Duration(),
         default="1h",
-        show_default=True,
         help="Minimum age of unknown objects to delete, at least 15m.",
     ),
     click.option(
@@ -44,14 +45,12 @@ limit_options = _combine(
         "--max-share",
         type=click.FloatRange(0, 1),
         default=0.2,
-        show_default=True,
         help="Reject a plan that would delete more than this fraction of the cluster's keys.",
     ),
     click.option(
         "--max-candidates",
         type=click.IntRange(min=0),
         default=10_000,
-        show_default=True,
         help="Reject a plan that would delete more keys than this.",
     ),
     click.option(
@@ -67,13 +66,10 @@ limit_options = _combine(
         "--shards",
         type=click.Choice(list(SHARD_DIGITS)),
         default="auto",
-        show_default=True,
         help="Granularity of the listing. auto adapts to the number of keys.",
     ),
 )
-"""Adds the options that protect objects and reject plans."""
-
-removal_options = _combine(
+removal_options = add_options(
     click.option(
         "--quarantine", is_flag=True, help="Keep a copy in the bucket, which `undo` restores."
     ),
@@ -89,41 +85,100 @@ removal_options = _combine(
         "keys_per_s",
         type=click.IntRange(min=1),
         default=500,
-        show_default=True,
         help="Maximum number of keys to delete per second.",
     ),
 )
 """Adds the method and the rate of deletion."""
 
-engine_options = _combine(
+_engine_options = add_options(
     click.option(
         "--wait",
         "patience_s",
         type=click.FloatRange(min=0),
         default=15.0,
-        show_default=True,
         help="Seconds to search for a leader.",
     ),
     click.option(
         "--engine",
         type=click.Choice(["auto", "local", "spark"]),
         default="auto",
-        show_default=True,
         help="Engine: local is this process. auto selects Spark above 20,000,000 keys.",
     ),
     click.option(
         "--master",
         help="Master of Spark. [default: the master of spark-submit, or else local[2]]",
     ),
-    click.option(
-        "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
-    ),
+    click.option("--driver-memory", default="1g", help="Memory of Spark's driver."),
     tracing_option("the phases of the run and its calls to controllers"),
 )
-"""Adds the engine, the time to search for a leader, and `--tracing`."""
 
 
 def tell_progress(line: str) -> None:
     """Announce the next phase."""
     # Standard output has the result only.
     click.echo(f"{line} ...", err=True)
+
+
+def with_limits(command: Command) -> Command:
+    """Add the options that protect objects and reject plans: arguments as in `PlanConfig`."""
+
+    @functools.wraps(command)
+    def run(*, grace_ms: int, unsafe_grace_ms: int | None, shards: str, **others: Any) -> None:
+        is_unsafe = unsafe_grace_ms is not None
+        command(
+            grace_ms=unsafe_grace_ms if is_unsafe else grace_ms,
+            unsafe_grace=is_unsafe,
+            shard_digits=SHARD_DIGITS[shards],
+            **others,
+        )
+
+    return _limit_options(run)
+
+
+def with_engine(command: Command) -> Command:
+    """Add the engine's options, and start Arrow: arguments `engine`, `spark` and `patience_s`.
+
+    The argument `traces` is a context manager that traces the body if `--tracing` is set.
+    """
+
+    @functools.wraps(command)
+    def run(
+        *, engine: str, master: str | None, driver_memory: str, tracing: bool, **others: Any
+    ) -> None:
+        start_reconciliation()
+        from streammeta.reconcile.engines.engine import EngineName
+        from streammeta.reconcile.engines.spark_session import SparkConfig
+        from streammeta.reconcile.engines.task_tracing import SERVICE
+
+        command(
+            engine=EngineName(engine),
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+            traces=exporting_traces(SERVICE, wanted=tracing),
+            **others,
+        )
+
+    return _engine_options(run)
+
+
+def start_reconciliation() -> None:
+    """Import the packages of reconciliation. The error for a missing one names their extra."""
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.parquet.arrow_start import start_arrow
+
+    # Before other threads start, because it hides pandas from all imports for a moment.
+    start_arrow()
+
+
+def tell_controllers(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> None:
+    """Add a run to the runs on status pages. A failure is a warning on stderr."""
+    from streammeta.reconcile.run_reporter import report_run
+
+    problem = report_run(run, connect, tls)
+    if problem:
+        click.echo(f"warning: {problem}", err=True)
+
+
+def show_tallies(output: Output, name: str, column: str, tallies: Mapping[Any, Tally]) -> None:
+    """Print a table of keys and bytes by verdict or outcome."""
+    rows = [(str(value), tally.keys, tally.size) for value, tally in tallies.items()]
+    output.rows(name, (column, "keys", "bytes"), rows)

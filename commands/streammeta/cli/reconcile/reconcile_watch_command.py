@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.connecting import connecting
 from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Duration, Output, with_output
-from streammeta.cli.framework.tracing import exporting_traces
 from streammeta.cli.reconcile.reconcile_options import (
     EXIT_LOST,
-    SHARD_DIGITS,
-    engine_options,
-    limit_options,
     removal_options,
+    show_tallies,
+    tell_controllers,
     tell_progress,
+    with_engine,
+    with_limits,
 )
-from streammeta.cli.reconcile.reconcile_reporting import tell_controllers
 from streammeta.cli.reconcile.reconcile_signals import ending_event
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.installation import optional_packages
 from streammeta.storage.private_files import READABLE_MODE
 
 if TYPE_CHECKING:
     from streammeta.reconcile.watch import Round
+
+T = TypeVar("T")
 
 
 @click.command("watch")
@@ -43,20 +46,21 @@ if TYPE_CHECKING:
     "every_ms",
     type=Duration(),
     default="1h",
-    show_default=True,
     help="Pause between two rounds, at least 1s.",
 )
 @click.option(
-    "--yes", is_flag=True, help="Delete orphans. Without this option, rounds only report them."
+    "--yes",
+    "delete",
+    is_flag=True,
+    help="Delete orphans. Without this option, rounds only report them.",
 )
 @removal_options
-@limit_options
+@with_limits
 @click.option(
     "--keep",
     "kept",
     type=click.IntRange(min=1),
     default=30,
-    show_default=True,
     help="Number of rounds to keep. Older rounds without changes are deleted.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Number of rounds. [default: unlimited]")
@@ -72,17 +76,15 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write each round to this file, for the textfile collector of node_exporter.",
 )
-@engine_options
+@with_engine
 @with_output
 def watch_command(
     *,
-    folder: Path,
     every_ms: int,
-    yes: bool,
     kept: int,
     rounds: int | None,
     metrics_file: Path | None,
-    tracing: bool,
+    traces: AbstractContextManager[None],
     output: Output,
     **settings: Any,
 ) -> None:
@@ -101,16 +103,14 @@ def watch_command(
       streammeta reconcile watch --store 's3://data?endpoint=http://127.0.0.1:9000' \\
           --connect 127.0.0.1:9091 --folder ./rounds --every 6h --yes
     """
-    with optional_packages("reconciliation", "reconcile"):
-        from streammeta.reconcile.cluster.identity import place_of
-        from streammeta.reconcile.engines.task_tracing import SERVICE
-        from streammeta.reconcile.parquet.arrow_start import start_arrow
-        from streammeta.reconcile.run_reporter import round_report
-        from streammeta.reconcile.watch import WatchConfig, watch
-        from streammeta.reconcile.watch_metrics import exposition
+    from streammeta.reconcile.apply import ApplyConfig
+    from streammeta.reconcile.cluster.identity import place_of
+    from streammeta.reconcile.plan import PlanConfig
+    from streammeta.reconcile.run_reporter import round_report
+    from streammeta.reconcile.watch import WatchConfig, watch
+    from streammeta.reconcile.watch_metrics import exposition
 
-    start_arrow()
-    planned, applied = _configs(folder, yes, settings)
+    planned, applied = _select(PlanConfig, settings), _select(ApplyConfig, settings)
     config = WatchConfig(planned, applied, every_ms / 1000, kept, rounds)
     place = place_of(planned.store)
 
@@ -123,43 +123,16 @@ def watch_command(
         tell_controllers(round_report(one), planned.connect, planned.tls)
 
     # A round may be deleting, so a signal lets it finish its batch.
-    with exporting_traces(SERVICE, wanted=tracing), ending_event() as ending:
+    with traces, ending_event() as ending:
         last = watch(config, ending, tell, tell_progress)
     _show(output, last)
-    problem = _problem(last)
-    if problem is not None:
-        raise problem
+    _require_success(last)
 
 
-def _configs(folder: Path, yes: bool, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the configurations of a round's plan and apply."""
-    from streammeta.reconcile.apply import ApplyConfig
-    from streammeta.reconcile.engines.engine import EngineName
-    from streammeta.reconcile.engines.spark_session import SparkConfig
-    from streammeta.reconcile.plan import PlanConfig
-
-    # Taken out here, because all that remains are fields of the plan.
-    removal = {name: settings.pop(name) for name in ("quarantine", "tag", "keys_per_s")}
-    unsafe_ms, grace_ms = settings.pop("unsafe_grace_ms"), settings.pop("grace_ms")
-    common = {
-        "store": settings.pop("store"),
-        "connect": settings.pop("connect"),
-        "tls": settings.pop("tls"),
-        "patience_s": settings.pop("patience_s"),
-        "engine": EngineName(settings.pop("engine")),
-        "spark": SparkConfig(
-            master=settings.pop("master"), driver_memory=settings.pop("driver_memory")
-        ),
-    }
-    planned = PlanConfig(
-        folder=folder,
-        grace_ms=grace_ms if unsafe_ms is None else unsafe_ms,
-        unsafe_grace=unsafe_ms is not None,
-        shard_digits=SHARD_DIGITS[settings.pop("shards")],
-        **common,
-        **settings,  # the fields of the same names
-    )
-    return planned, ApplyConfig(folder=folder, delete=yes, **common, **removal)
+def _select(kind: Callable[..., T], settings: Mapping[str, Any]) -> T:
+    """Return a configuration with those settings that are fields of its kind."""
+    names = signature(kind).parameters.keys() & settings.keys()
+    return kind(**{name: settings[name] for name in names})
 
 
 def _line(one: Round) -> str:
@@ -172,21 +145,19 @@ def _line(one: Round) -> str:
 def _show(output: Output, last: Round) -> None:
     names = ("outcome", "plan", "problem", "started_ms", "ended_ms", "last_success_ms", "lost")
     output.summary({name: getattr(last, name) for name in names})
-    classes = [(name, tally.keys, tally.size) for name, tally in last.verdicts.items()]
-    output.rows("classes", ("verdict", "keys", "bytes"), classes)
-    outcomes = [(name, tally.keys, tally.size) for name, tally in last.outcomes.items()]
-    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    show_tallies(output, "classes", "verdict", last.verdicts)
+    show_tallies(output, "outcomes", "outcome", last.outcomes)
 
 
-def _problem(last: Round) -> CommandError | None:
-    """Return the problem of the last round, if any."""
+def _require_success(last: Round) -> None:
+    """Raise the problem of the last round, if any."""
     from streammeta.reconcile.watch import RoundOutcome
 
     # A round that a signal ended is not a failure.
     if last.outcome in (RoundOutcome.SETTLED, RoundOutcome.ENDED):
-        return None
+        return
     is_lost = bool(last.lost)
-    return CommandError(
+    raise CommandError(
         last.outcome.name,
         last.problem,
         "see the round's report and correct its findings. The next round continues from there",

@@ -195,6 +195,7 @@ def _write_metrics(file: Path, folder: Folder, damages: int) -> None:
     "lag_max_ms",
     type=Duration(),
     default=LAG_MAX_MS,
+    show_default=False,
     metavar="DURATION",
     help="Fail if committed entries have been missing for longer. [default: 1m]",
 )

@@ -59,7 +59,6 @@ class _Left:
     "older_than_ms",
     type=Duration(),
     default="7d",
-    show_default=True,
     help="Skip restores and recoveries that are younger.",
 )
 @click.option(

@@ -48,7 +48,6 @@ _dir_option = click.option(
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("certs"),
-    show_default=True,
     help="Folder of the certificates, including ca.pem.",
 )
 _ca_key_option = click.option(
@@ -73,9 +72,7 @@ def _of_a_leaf(command: _F) -> _F:
             metavar="NAME|IP",
             help="Name or address at which others connect to the holder. Repeatable.",
         ),
-        click.option(
-            "--days", type=_ANY_LIFE, default=90, show_default=True, help="Days until it expires."
-        ),
+        click.option("--days", type=_ANY_LIFE, default=90, help="Days until it expires."),
         _dir_option,
         _ca_key_option,
     ):
@@ -87,10 +84,8 @@ def _of_a_leaf(command: _F) -> _F:
 @certs.command("ca")
 @_dir_option
 @_ca_key_option
-@click.option("--name", default="streammeta", show_default=True, help="Name for people.")
-@click.option(
-    "--days", type=_ANY_LIFE, default=3650, show_default=True, help="Days until it expires."
-)
+@click.option("--name", default="streammeta", help="Name for people.")
+@click.option("--days", type=_ANY_LIFE, default=3650, help="Days until it expires.")
 @with_output
 def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Output) -> None:
     """Create the authority that signs the other certificates.
