@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streammeta.cli.brokers.node_command import NODE_ID_MAX
-from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.client import add_options, store_option
 from streammeta.cli.framework.connecting import connection_options
 from streammeta.cli.framework.output import ByteCount
 from streammeta.tls.files import TlsFiles, TokenFiles
@@ -89,10 +89,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("select the nodes: --node ID, --all or --gone")
         command(request=request, **given)
 
-    # Reversed: click shows options in the reverse order of their decoration.
-    for option in reversed(_OPTIONS):
-        with_request = option(with_request)
-    return connection_options()(with_request)
+    return connection_options()(add_options(*_OPTIONS)(with_request))
 
 
 _OPTIONS = (

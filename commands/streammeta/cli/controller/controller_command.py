@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from streammeta.cli.framework.client import Command
+from streammeta.cli.framework.client import Command, add_options
 from streammeta.cli.framework.config_file import config_option
 from streammeta.cli.framework.tracing import exporting_traces, tracing_option
 from streammeta.controller.config import (
@@ -66,17 +66,12 @@ _SETTINGS = {
 def _setting_options(command: Command) -> Command:
     """Add the options of `_SETTINGS`, with the defaults of `ControllerConfig`."""
     defaults = {field.name: field.default for field in fields(ControllerConfig)}
-    # Reversed: click shows options in the reverse order of their decoration.
-    for name, text in reversed(_SETTINGS.items()):
-        option = f"--{name.replace('_', '-')}"
-        command = click.option(
-            option,
-            type=int,
-            default=defaults[name],
-            # A default of None is computed at the start. The help text describes it.
-            help=text,
-        )(command)
-    return command
+    # A default of None is computed at the start. The help text describes it.
+    options = (
+        click.option(f"--{name.replace('_', '-')}", type=int, default=defaults[name], help=text)
+        for name, text in _SETTINGS.items()
+    )
+    return add_options(*options)(command)
 
 
 def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:

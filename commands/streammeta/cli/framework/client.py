@@ -20,6 +20,8 @@ from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import FailureKind
 from streammeta.tls.files import CallerFiles
+from streammeta.v1.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from streammeta.v1.quorum_pb2 import DescribeQuorumRequest, DescribeQuorumResponse
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
@@ -182,6 +184,13 @@ def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str
     if leader in tried and tried[leader].reason != Reason.NOT_LEADER:
         claim += f", which is unreachable from here ({tried[leader].message})"
     return claim
+
+
+def describe_cluster(client: ControllerClient) -> DescribeClusterResponse:
+    """Return the cluster as its leader describes it. Raises CallError."""
+    return client.call(
+        lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
+    )
 
 
 def leaders_view(client: ControllerClient) -> DescribeQuorumResponse:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from streammeta.cli.framework.client import DEADLINE_S, Command, ControllerClient
+from streammeta.cli.framework.client import DEADLINE_S, Command, ControllerClient, add_options
 from streammeta.cli.framework.profiles import (
     FILE_KEYS,
     TLS_KEYS,
@@ -77,54 +77,43 @@ _CONNECT_HELP: Mapping[Endpoints, str] = {
 
 def _options(endpoints: Endpoints) -> tuple[Callable[[Command], Command], ...]:
     return (
-        click.option(
+        _option(
             "--connect",
-            envvar="STREAMMETA_CONNECT",
-            show_envvar=True,
+            _CONNECT_HELP[endpoints],
             metavar="HOST:PORT[,HOST:PORT...]",
             callback=parse_endpoints,
-            help=_CONNECT_HELP[endpoints],
         ),
-        click.option(
+        _option(
             "--tls-ca",
-            envvar="STREAMMETA_TLS_CA",
-            show_envvar=True,
-            type=_FILE,
-            help="CA certificate of the cluster, as PEM. Together with the next two options"
+            "CA certificate of the cluster, as PEM. Together with the next two options"
             " it enables TLS.",
+            type=_FILE,
         ),
-        click.option(
+        _option(
             "--tls-cert",
-            envvar="STREAMMETA_TLS_CERT",
-            show_envvar=True,
+            "Certificate of the caller, as PEM. Its role decides which calls the command may make.",
             type=_FILE,
-            help="Certificate of the caller, as PEM. Its role decides which calls the"
-            " command may make.",
         ),
-        click.option(
-            "--tls-key",
-            envvar="STREAMMETA_TLS_KEY",
-            show_envvar=True,
-            type=_FILE,
-            help="Private key of the certificate, as PEM.",
-        ),
-        click.option(
+        _option("--tls-key", "Private key of the certificate, as PEM.", type=_FILE),
+        _option(
             "--token-file",
-            envvar="STREAMMETA_TOKEN_FILE",
-            show_envvar=True,
-            type=_FILE,
-            help="File with a bearer token, instead of certificate and key, for the"
+            "File with a bearer token, instead of certificate and key, for the"
             " controllers' --token-listen.",
+            type=_FILE,
         ),
-        click.option(
+        _option(
             "--profile",
-            envvar="STREAMMETA_PROFILE",
-            show_envvar=True,
-            metavar="NAME",
-            help="Profile for all options that are not set. See `streammeta profile --help`."
+            "Profile for all options that are not set. See `streammeta profile --help`."
             " [default: the file's default. None: no profile]",
+            metavar="NAME",
         ),
     )
+
+
+def _option(name: str, text: str, **more: Any) -> Callable[[Command], Command]:
+    """Return an option with a variable of the same name for all commands, STREAMMETA_TLS_CA."""
+    variable = f"STREAMMETA_{name.removeprefix('--').replace('-', '_').upper()}"
+    return click.option(name, envvar=variable, show_envvar=True, help=text, **more)
 
 
 def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command], Command]:
@@ -136,31 +125,13 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def run(
-            *,
-            connect: tuple[str, ...] | None,
-            tls_ca: Path | None,
-            tls_cert: Path | None,
-            tls_key: Path | None,
-            token_file: Path | None,
-            profile: str | None,
-            **others: Any,
-        ) -> None:
-            given = {
-                "tls_ca": tls_ca,
-                # The decorate function sees one resolved connection, never the seven options.
-                "tls_cert": tls_cert,
-                "tls_key": tls_key,
-                "token_file": token_file,
-            }
+        def run(*, connect: tuple[str, ...] | None, profile: str | None, **others: Any) -> None:
+            # The command sees one resolved connection, never the options that it comes from.
+            given = {key: others.pop(key) for key in FILE_KEYS}
             found = resolve(connect, given, profile, endpoints)
             command(connect=found.endpoints, tls=found.tls, **others)
 
-        with_options: Command = run
-        # Reversed: click shows options in the reverse order of their decoration.
-        for option in reversed(_options(endpoints)):
-            with_options = option(with_options)
-        return with_options
+        return add_options(*_options(endpoints))(run)
 
     return decorate
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from streammeta.cli.framework.client import DEADLINE_S, ControllerClient
+from streammeta.cli.framework.client import DEADLINE_S, ControllerClient, describe_cluster
 from streammeta.cli.framework.connecting import Endpoints, connecting, timeout_option
 from streammeta.cli.framework.output import (
     EXIT_FAILED,
@@ -28,8 +28,6 @@ from streammeta.shell.live_tree import live_tree
 from streammeta.shell.state import ShellState
 from streammeta.shell.tree import Directory
 from streammeta.tls.files import CallerFiles
-from streammeta.v1.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
-from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
 COMMANDS_WITHOUT_MAP = ("help", "history", "pwd", "exit")
 
@@ -104,7 +102,7 @@ def _run_once(
         root: Directory = live_tree(_Nobody())
     else:
         if sources.address is None:
-            _describe(_require_client(client))  # a path such as / is listed without asking
+            describe_cluster(_require_client(client))  # a path such as / is listed without asking
         root = _root(sources, client)
 
     # Rejected before anything runs, because json is written at the end only.
@@ -165,13 +163,6 @@ def _as_error(problems: list[Problem]) -> CommandError:
     )
 
 
-def _describe(client: ControllerClient) -> DescribeClusterResponse:
-    """Ask the cluster for its name, so that a wrong address shows at once. Raises `CallError`."""
-    return client.call(
-        lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
-    )
-
-
 def _open_prompt(sources: MetadataSources, client: ControllerClient | None, output: Output) -> None:
     if output.format is OutputFormat.JSON or not sys.stdin.isatty():
         raise CommandError(
@@ -181,7 +172,7 @@ def _open_prompt(sources: MetadataSources, client: ControllerClient | None, outp
             exit_code=EXIT_USAGE,
         )
     if sources.address is None:
-        banner = f"Connected to cluster {_describe(_require_client(client)).cluster_id}."
+        banner = f"Connected to cluster {describe_cluster(_require_client(client)).cluster_id}."
     else:
         # Read now, so that a damaged file fails before the prompt appears.
         copy = sources.copy()

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import META_NAME, format_directory
@@ -157,17 +157,8 @@ def start_child(
     return Child(name, process, log_path)
 
 
-class Starter(Protocol):
-    """Signature of `start_child`, for callers that start children in another way."""
-
-    def __call__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log_path: Path,
-        env: Mapping[str, str] | None = None,
-    ) -> Child:
-        """Start `command`. Its standard error is appended to `log_path`."""
+Starter: TypeAlias = Callable[[str, Sequence[str], Path, Mapping[str, str] | None], Child]
+"""Signature of `start_child`, for callers that start children in another way."""
 
 
 def free_ports(count: int) -> list[int]:

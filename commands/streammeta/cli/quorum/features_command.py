@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import click
 
-from streammeta.cli.framework.client import Command, ControllerClient, leaders_view
+from streammeta.cli.framework.client import (
+    ControllerClient,
+    add_options,
+    describe_cluster,
+    leaders_view,
+)
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.controller.features import ADDED, BASE_LEVEL
@@ -44,10 +49,7 @@ def describe(client: ControllerClient, output: Output) -> None:
       streammeta features describe --connect 127.0.0.1:9091
     """
     leader_id = leaders_view(client).leader_id
-    seen = client.call(
-        lambda channel: AdminServiceStub(channel).DescribeCluster,
-        admin_pb2.DescribeClusterRequest(),
-    )
+    seen = describe_cluster(client)
 
     # Leadership may move between the two calls. A follower does not know the others' versions.
     if seen.answered_by != leader_id:
@@ -81,21 +83,17 @@ def _level_rows(in_force: int) -> Iterator[tuple[object, ...]]:
         yield level, level <= in_force, ADDED.get(level)
 
 
-def _change_options(command: Command) -> Command:
-    options: tuple[Callable[[Command], Command], ...] = (
-        click.option(
-            "--to",
-            "level",
-            type=click.IntRange(min=BASE_LEVEL),
-            required=True,
-            metavar="LEVEL",
-            help="New level.",
-        ),
-        click.option("--dry-run", is_flag=True, help="Only check whether the change is possible."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_change_options = add_options(
+    click.option(
+        "--to",
+        "level",
+        type=click.IntRange(min=BASE_LEVEL),
+        required=True,
+        metavar="LEVEL",
+        help="New level.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only check whether the change is possible."),
+)
 
 
 @features.command()

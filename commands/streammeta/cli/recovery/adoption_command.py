@@ -9,24 +9,26 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.framework.client import ControllerClient, leaders_view, store_option
+from streammeta.cli.framework.client import (
+    ControllerClient,
+    describe_cluster,
+    leaders_view,
+    store_option,
+)
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, say_progress, with_output
-from streammeta.cli.recovery.backup_command import open_backup
+from streammeta.cli.recovery.backup_command import open_backup, open_store
 from streammeta.cli.recovery.predecessors import call_when_fenced, stopped_option, wait_for_fence
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
-from streammeta.controller.config import ConfigError
 from streammeta.storage.adoption.model import HARMLESS, LeftBehind
 from streammeta.storage.adoption.planner import AdoptionBatch, AdoptionPlan
 from streammeta.storage.cluster_files.bucket_marker import check_marker, read_marker
-from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import admin_pb2, common_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
@@ -194,10 +196,7 @@ def describe_restored(client: ControllerClient) -> admin_pb2.DescribeClusterResp
     """
     deadline = time.monotonic() + DESCRIBED_WITHIN_S
     while True:
-        cluster = client.call(
-            lambda channel: AdminServiceStub(channel).DescribeCluster,
-            admin_pb2.DescribeClusterRequest(),
-        )
+        cluster = describe_cluster(client)
         if cluster.cluster_uuid or time.monotonic() > deadline:
             return cluster
         time.sleep(0.1)
@@ -209,7 +208,7 @@ def _wait_for_fence(
     """Wait until the old cluster can neither acknowledge nor upload more objects."""
     with open_store(address) as store:
         # The mark must not end up in the bucket of another cluster.
-        _require_own(store, cluster)
+        require_own(store, cluster)
         wait_for_fence(
             store,
             cluster.object_namespace,
@@ -218,7 +217,7 @@ def _wait_for_fence(
         )
 
 
-def _require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse) -> None:
+def require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse) -> None:
     """Check that the bucket belongs to the cluster. Raises `WrongBucketError`."""
     check_marker(
         read_marker(store, cluster.object_namespace),
@@ -242,7 +241,7 @@ def _survey(
 
     with open_store(address) as store, tempfile.TemporaryFile() as copy:
         # A plan from another cluster's bucket would adopt that cluster's data.
-        _require_own(store, cluster)
+        require_own(store, cluster)
         download(client, copy)
         state = read_map_state(copy)
         if state is None:
@@ -423,16 +422,3 @@ def _end_of_backup(
             raise
         newest = None
     return 0 if newest is None else newest.end_offset
-
-
-@contextmanager
-def open_store(address: str) -> Iterator[ObjectStore]:
-    """Open the bucket of objects. Raises ConfigError or StorageError."""
-    try:
-        store = open_object_store(address)
-    except ValueError as error:
-        raise ConfigError(f"store: {error}") from error
-    with closing(store):
-        # A wrong address fails here, and not in the middle of the work.
-        store.check()
-        yield store

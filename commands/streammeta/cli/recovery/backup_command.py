@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streammeta.cli.framework.client import Command, ControllerClient, leaders_view
+from streammeta.cli.framework.client import (
+    ControllerClient,
+    add_options,
+    describe_cluster,
+    leaders_view,
+)
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
@@ -25,8 +30,6 @@ from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.storage.private_files import READABLE_MODE
-from streammeta.v1 import admin_pb2
-from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
     from streammeta.controller.backup.archive import Archive
@@ -54,19 +57,13 @@ from_option = click.option(
 )
 """Adds `--from`: argument `address: str`."""
 
-_cluster_options = (
+cluster_options = add_options(
     click.option(
         "--cluster-id", help="Cluster of the backup. [default: the only one in the store]"
     ),
     click.option("--cluster-uuid", help="UUID of the cluster, if several have the same name."),
 )
-
-
-def cluster_options(command: Command) -> Command:
-    """Add `--cluster-id` and `--cluster-uuid`: arguments of these names, `str | None`."""
-    for option in reversed(_cluster_options):
-        command = option(command)
-    return command
+"""Adds `--cluster-id` and `--cluster-uuid`: arguments of these names, `str | None`."""
 
 
 @click.group()
@@ -93,7 +90,7 @@ def list_command(*, address: str, output: Output) -> None:
     """
     from streammeta.controller.backup.chains import list_spans
 
-    with _open(address) as store:
+    with open_store(address, "from") as store:
         found = inventories(store.list_objects("backup/"))
     clusters, restorable = [], []
     for folder, inventory in found.items():
@@ -216,10 +213,7 @@ def status_command(
     """
     from streammeta.controller.backup.verification import newest_file
 
-    described = client.call(
-        lambda channel: AdminServiceStub(channel).DescribeCluster,
-        admin_pb2.DescribeClusterRequest(),
-    )
+    described = describe_cluster(client)
     committed = leaders_view(client).high_watermark
     with open_backup(address, described.cluster_id, described.cluster_uuid) as archive:
         newest = newest_file(archive.inventory(), archive)
@@ -318,7 +312,7 @@ def open_backup(
         if "://" not in address:
             yield SingleFile(Path(address))
             return
-        with _open(address) as store:
+        with open_store(address, "from") as store:
             prefix = f"backup/{cluster_id}/" if cluster_id else "backup/"
             folder = _choose(inventories(store.list_objects(prefix)), cluster_uuid)
             yield Archive(store, folder)
@@ -328,12 +322,14 @@ def open_backup(
 
 
 @contextmanager
-def _open(address: str) -> Iterator[ObjectStore]:
+def open_store(address: str, option: str = "store") -> Iterator[ObjectStore]:
+    """Open the bucket that an option names. Raises ConfigError or StorageError."""
     try:
         store = open_object_store(address)
     except ValueError as error:
-        raise ConfigError(f"from: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
     with closing(store):
+        # A wrong address fails here, and not in the middle of the work.
         store.check()
         yield store
 

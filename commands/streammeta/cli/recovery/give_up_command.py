@@ -17,15 +17,14 @@ import click
 from streammeta.cli.framework.client import ControllerClient, store_option
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
-from streammeta.cli.recovery.adoption_command import describe_restored, open_store
+from streammeta.cli.recovery.adoption_command import describe_restored, require_own
+from streammeta.cli.recovery.backup_command import open_store
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
 from streammeta.storage.adoption.survey import StoredObject, list_stored
 from streammeta.storage.cluster_files.bucket_marker import (
     Generation,
     GivenUp,
-    check_marker,
     give_up,
-    read_marker,
     read_undecided,
 )
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -126,12 +125,7 @@ def _survey(
     """Return the leftovers of restores before a time, including restores without any."""
     namespace = cluster.object_namespace
     # A mark in another cluster's bucket would let reconciliation delete that cluster's objects.
-    check_marker(
-        read_marker(store, namespace),
-        cluster_id=cluster.cluster_id,
-        cluster_uuid=cluster.cluster_uuid,
-        namespace=namespace,
-    )
+    require_own(store, cluster)
     generations = [
         generation
         for generation in read_undecided(store, namespace)

@@ -19,9 +19,9 @@ import click
 from streammeta.cli.controller.storage_command import data_dir_option
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.cli.recovery.backup_command import open_backup
+from streammeta.cli.recovery.backup_command import open_backup, open_store
 from streammeta.cli.recovery.predecessors import stopped_option, wait_for_fence
-from streammeta.cli.recovery.restore_command import open_objects, take_over
+from streammeta.cli.recovery.restore_command import take_over, write_new
 from streammeta.controller.journal.directory import lock_directory
 from streammeta.controller.journal.errors import DirectoryLockedError, DirectoryNotFormattedError
 from streammeta.controller.journal.inspection import open_stopped_directory
@@ -31,7 +31,7 @@ from streammeta.storage.cluster_files.bucket_marker import (
     read_generations,
     read_marker,
 )
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.object_format.object_key import cluster_namespace
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -76,7 +76,7 @@ def inspect_command(*, data_dir: Path, file: Path | None, output: Output) -> Non
     with _no_controller(), _refusals(), open_stopped_directory(data_dir) as (files, identity):
         report = read_survivor(data_dir, files, identity).report
     if file is not None:
-        _write_new(file, json_files.encode(report))
+        write_new(file, json_files.encode(report))
     output.summary(asdict(report))
 
 
@@ -135,13 +135,13 @@ def plan_command(
     backup = None if address is None else _backup_point(address, reports[0])
     with _refusals():
         survivor = choose_survivor(reports, lost, backup=backup)
-    with open_objects(store) as objects:
+    with open_store(store) as objects:
         namespace = namespace or cluster_namespace(survivor.cluster_id)
         # A plan for the wrong bucket would fence another cluster.
         _require_owner(objects, namespace, survivor)
         plan = plan_recovery(survivor, reports, lost, _circumstances(objects, namespace))
     if plan_file is not None:
-        _write_new(plan_file, json_files.encode(plan))
+        write_new(plan_file, json_files.encode(plan))
     output.summary(
         {
             **asdict(plan),
@@ -221,7 +221,7 @@ def apply_command(
             application = Application(data_dir, plan, files)
             was_done = application.is_done()
             if yes:
-                with open_objects(store) as objects:
+                with open_store(store) as objects:
                     # The marker comes before the directory, so that two clusters never both write.
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
                     # Controllers without the bucket miss the marker, so their lease must end.
@@ -329,15 +329,6 @@ def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
         log.sync()
     finally:
         log.close()
-
-
-def _write_new(file: Path, data: bytes) -> None:
-    # Reports and plans are evidence and never replaced.
-    if file.exists():
-        raise CommandError(
-            "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
-        )
-    replace_file(PosixFileSystem(), file, [data])
 
 
 def _node_ids(text: str) -> Sequence[int]:

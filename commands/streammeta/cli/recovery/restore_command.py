@@ -10,8 +10,6 @@ import hashlib
 import io
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +21,7 @@ from streammeta.cli.controller.storage_command import data_dir_option, parse_vot
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.cli.recovery.adoption_command import adopt, finish
-from streammeta.cli.recovery.backup_command import cluster_options, open_backup
+from streammeta.cli.recovery.backup_command import cluster_options, open_backup, open_store
 from streammeta.cli.recovery.give_up_command import give_up_command
 from streammeta.cli.recovery.predecessors import declare_stopped, stopped_option
 from streammeta.controller.config import ConfigError, check_cluster_id
@@ -42,7 +40,6 @@ from streammeta.storage.cluster_files.bucket_marker import (
 )
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_format.object_key import cluster_namespace, cluster_of
-from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 if TYPE_CHECKING:
@@ -164,17 +161,13 @@ def plan_command(
     # The new cluster keeps the keys of the old one's objects, and so its namespace.
     namespace = namespace or cluster_namespace(folder.cluster_id)
 
-    with open_objects(store) as objects:
+    with open_store(store) as objects:
         if not supersede:  # the namespace may belong to a cluster restored since
             _require_owner(objects, namespace, folder)
         plan = _plan_of(replayed, folder, objects, namespace, new_cluster_id, voters)
         missing = _list_missing(replayed, objects, namespace)
     if file is not None:
-        if file.exists():
-            raise CommandError(
-                "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
-            )
-        replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
+        write_new(file, json_files.encode(plan))
     size = replayed.cluster_metadata.size()
     output.summary(
         {
@@ -253,7 +246,7 @@ def apply_command(
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
     # The marker comes before the directory: new controllers must not meet unfenced old ones.
-    with open_objects(store) as objects:
+    with open_store(store) as objects:
         generation = take_over(objects, plan)
         # With the declaration in the bucket, the new controllers skip the wait.
         if old_controllers_stopped:
@@ -417,14 +410,11 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
     return wanted
 
 
-@contextmanager
-def open_objects(store: str) -> Iterator[ObjectStore]:
-    """Open the bucket of objects. Raises ConfigError or StorageError."""
-    try:
-        opened = open_object_store(store)
-    except ValueError as error:
-        raise ConfigError(f"store: {error}") from error
-    with closing(opened):
-        # A wrong address fails here, and not in the middle of the work.
-        opened.check()
-        yield opened
+def write_new(file: Path, data: bytes) -> None:
+    """Write a file durably. Raises `CommandError` if it exists."""
+    # Reports and plans are evidence and never replaced.
+    if file.exists():
+        raise CommandError(
+            "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
+        )
+    replace_file(PosixFileSystem(), file, [data])

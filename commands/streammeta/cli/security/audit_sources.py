@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.framework.client import ControllerClient, describe_cluster
 from streammeta.cli.framework.output import CommandError
 from streammeta.tls.files import CallerFiles
 
@@ -96,15 +96,10 @@ def _in_map(address: str) -> tuple[Mapping[str, bytes], str]:
 
 def _in_cluster(client: ControllerClient) -> tuple[Mapping[str, bytes], str]:
     from streammeta.controller.trust.audit.lines import NAMESPACE
-    from streammeta.v1.admin_pb2 import DescribeClusterRequest
-    from streammeta.v1.admin_pb2_grpc import AdminServiceStub
     from streammeta.v1.kv_pb2 import ListKVsRequest
     from streammeta.v1.kv_pb2_grpc import KVServiceStub
 
-    described = client.call(
-        lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
-    )
     listed = client.call(
         lambda channel: KVServiceStub(channel).ListKVs, ListKVsRequest(namespace=NAMESPACE)
     )
-    return {entry.key: entry.value for entry in listed.entries}, described.cluster_id
+    return {entry.key: entry.value for entry in listed.entries}, describe_cluster(client).cluster_id
