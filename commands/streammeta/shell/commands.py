@@ -7,17 +7,7 @@ describes. A failure of the backend is raised as `ApiError`.
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
-from streammeta.shell.events import (
-    Caption,
-    Content,
-    Event,
-    Left,
-    Listed,
-    Moved,
-    Problem,
-    ProblemCode,
-    Text,
-)
+from streammeta.shell import events
 from streammeta.shell.metadata_commands import MAP_COMMANDS
 from streammeta.shell.paths import absolute, resolve, unescape
 from streammeta.shell.state import Command, Run, ShellState
@@ -27,7 +17,7 @@ _SUMMARY_FILE = "info"
 _TAG_OPTION = "--tag"
 
 
-def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
+def execute(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     """Run one command line that is already split. No words yield no events."""
     if not words:
         return
@@ -37,8 +27,8 @@ def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
         yield _unknown_command(name)
         return
     if not command.takes(len(arguments)):
-        yield Problem(
-            ProblemCode.USAGE,
+        yield events.Problem(
+            events.ProblemCode.USAGE,
             f"{name}: got {len(arguments)} arguments, expected {command.wanted}",
             f"usage: {command.usage}",
         )
@@ -47,19 +37,19 @@ def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
     yield from command.run(state, arguments)
 
 
-def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _ls(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     # Directories are listed after all files, each with a heading.
     directories: list[tuple[Path, Directory]] = []
     file_count = 0
 
     for found in _targets("ls", state, words or ["."]):
-        if isinstance(found, Problem):
+        if isinstance(found, events.Problem):
             yield found
             continue
         path, node = found
         if isinstance(node, File):
             file_count += 1
-            yield Listed(path, path_text(path), is_directory=False, in_columns=True)
+            yield events.Listed(path, path_text(path), is_directory=False, in_columns=True)
         else:
             directories.append((path, node))
 
@@ -67,26 +57,26 @@ def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
     needs_heading = file_count + len(directories) > 1
     for position, (path, directory) in enumerate(directories):
         if needs_heading:
-            yield from [Caption("")] if position or file_count else []
-            yield Caption(f"{path_text(path)}:")
+            yield from [events.Caption("")] if position or file_count else []
+            yield events.Caption(f"{path_text(path)}:")
         for child in directory.children():
             is_directory = not isinstance(child.node, File)
             label = f"{child.name}/" if is_directory else child.name
-            yield Listed((*path, child.name), label, is_directory, in_columns=True)
+            yield events.Listed((*path, child.name), label, is_directory, in_columns=True)
 
 
-def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _cat(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     shown = 0
     for found in _targets("cat", state, words):
-        if isinstance(found, Problem):
+        if isinstance(found, events.Problem):
             yield found
             continue
         path, node = found
         file = _file_to_show(node)
 
         if file is None:
-            yield Problem(
-                ProblemCode.IS_DIRECTORY,
+            yield events.Problem(
+                events.ProblemCode.IS_DIRECTORY,
                 f"cat: {path_text(path)}: is a directory",
                 f"list it with `ls {path_text(path)}` or show all of it with `tree`",
             )
@@ -99,10 +89,10 @@ def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
             continue
         # With a pattern or several words, captions tell the files apart.
         if shown or len(words) > 1 or not _names(state, words[0], path):
-            yield from [Caption("")] if shown else []
-            yield Caption(f"{path_text(path)}:")
+            yield from [events.Caption("")] if shown else []
+            yield events.Caption(f"{path_text(path)}:")
         shown += 1
-        yield Content(path, document)
+        yield events.Content(path, document)
 
 
 def _names(state: ShellState, word: str, path: Path) -> bool:
@@ -118,12 +108,12 @@ def _file_to_show(node: Node) -> File | None:
     return summary if isinstance(summary, File) else None
 
 
-def _walk(name: str, visit: Callable[[Path, Node], Iterator[Event]]) -> Run:
+def _walk(name: str, visit: Callable[[Path, Node], Iterator[events.Event]]) -> Run:
     """Return a command that visits the nodes that its words match, by default the directory."""
 
-    def run(state: ShellState, words: list[str]) -> Iterator[Event]:
+    def run(state: ShellState, words: list[str]) -> Iterator[events.Event]:
         for found in _targets(name, state, words or ["."]):
-            if isinstance(found, Problem):
+            if isinstance(found, events.Problem):
                 yield found
             else:
                 yield from visit(*found)
@@ -131,29 +121,29 @@ def _walk(name: str, visit: Callable[[Path, Node], Iterator[Event]]) -> Run:
     return run
 
 
-def _subtree(path: Path, node: Node, depth: int = 0) -> Iterator[Event]:
+def _subtree(path: Path, node: Node, depth: int = 0) -> Iterator[events.Event]:
     """Yield the node and all nodes below it. Nodes deleted since the listing are omitted."""
     label = path[-1] if depth else path_text(path)
     if isinstance(node, File):
         document = node.read()
         if document is not None:
-            yield Caption(f"{label}:", depth)
-            yield Content(path, document, depth + 1)
+            yield events.Caption(f"{label}:", depth)
+            yield events.Content(path, document, depth + 1)
         return
-    yield Caption(f"{label}:", depth)
+    yield events.Caption(f"{label}:", depth)
     for child in node.children():
         yield from _subtree((*path, child.name), child.node, depth + 1)
 
 
-def _everything_in(path: Path, node: Node) -> Iterator[Event]:
+def _everything_in(path: Path, node: Node) -> Iterator[events.Event]:
     is_directory = not isinstance(node, File)
-    yield Listed(path, path_text(path), is_directory, in_columns=False)
+    yield events.Listed(path, path_text(path), is_directory, in_columns=False)
     if not isinstance(node, File):
         for child in node.children():
             yield from _everything_in((*path, child.name), child.node)
 
 
-def _find(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _find(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if not any(word.startswith(_TAG_OPTION) for word in words):
         yield from _walk("find", _everything_in)(state, words)
         return
@@ -161,8 +151,8 @@ def _find(state: ShellState, words: list[str]) -> Iterator[Event]:
     tags = _tags_in(words)
     streams = state.root.child("streams")
     if tags is None or not isinstance(streams, TaggedDirectory):
-        yield Problem(
-            ProblemCode.USAGE,
+        yield events.Problem(
+            events.ProblemCode.USAGE,
             f"find: can't find {' '.join(words)}",
             "try `find --tag KEY=VALUE`, with each key once and without a path",
         )
@@ -170,7 +160,7 @@ def _find(state: ShellState, words: list[str]) -> Iterator[Event]:
 
     for child in streams.find_tagged(tags):
         path = ("streams", child.name)
-        yield Listed(path, path_text(path), is_directory=False, in_columns=False)
+        yield events.Listed(path, path_text(path), is_directory=False, in_columns=False)
 
 
 def _tags_in(words: list[str]) -> dict[str, str] | None:
@@ -188,7 +178,7 @@ def _tags_in(words: list[str]) -> dict[str, str] | None:
     return tags
 
 
-def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _cd(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     word = words[0] if words else "/"
     matches = []
 
@@ -196,8 +186,8 @@ def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
     for match in resolve(state.root, absolute(state.here, word)):
         matches.append(match)
         if len(matches) > 1:
-            yield Problem(
-                ProblemCode.USAGE,
+            yield events.Problem(
+                events.ProblemCode.USAGE,
                 f"cd: {word}: matches {path_text(matches[0][0])} and {path_text(match[0])}",
                 "name one directory",
             )
@@ -207,47 +197,49 @@ def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
         yield _not_found("cd", word)
     elif isinstance(matches[0][1], File):
         problem = f"cd: {path_text(matches[0][0])}: not a directory"
-        yield Problem(ProblemCode.NOT_DIRECTORY, problem, "show the file with `cat`")
+        yield events.Problem(events.ProblemCode.NOT_DIRECTORY, problem, "show the file with `cat`")
     else:
-        yield Moved(matches[0][0])
+        yield events.Moved(matches[0][0])
 
 
-def _pwd(state: ShellState, _words: list[str]) -> Iterator[Event]:
-    yield Text(path_text(state.here))
+def _pwd(state: ShellState, _words: list[str]) -> Iterator[events.Event]:
+    yield events.Text(path_text(state.here))
 
 
-def _history(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _history(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if words and not (words[0].isascii() and words[0].isdigit()):
-        yield Problem(ProblemCode.USAGE, f"history: {words[0]} is not a count", "try `history 10`")
+        yield events.Problem(
+            events.ProblemCode.USAGE, f"history: {words[0]} is not a count", "try `history 10`"
+        )
         return
     # Numbered from the first line of the prompt, however many are shown.
     lines = list(enumerate(state.history, start=1))
     count = int(words[0]) if words else len(lines)
     for number, line in lines[max(0, len(lines) - count) :]:
-        yield Text(f"{number:5}  {line}")
+        yield events.Text(f"{number:5}  {line}")
 
 
-def _help(_state: ShellState, words: list[str]) -> Iterator[Event]:
+def _help(_state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if not words:
         width = max(len(command.usage) for command in COMMANDS.values())
         for command in COMMANDS.values():
-            yield Text(f"{command.usage:{width}}  {command.summary}")
-        yield Text("")
-        yield Text(
+            yield events.Text(f"{command.usage:{width}}  {command.summary}")
+        yield events.Text("")
+        yield events.Text(
             "In paths ? is any character, * any run of them, {a,b} either. \\ quotes the next"
         )
-        yield Text("character. In names %2F stands for a slash.")
+        yield events.Text("character. In names %2F stands for a slash.")
     elif words[0] in COMMANDS:
         command = COMMANDS[words[0]]
-        yield Text(f"{words[0]}: {command.summary}")
-        yield Text("")
-        yield Text(f"usage: {command.usage}")
+        yield events.Text(f"{words[0]}: {command.summary}")
+        yield events.Text("")
+        yield events.Text(f"usage: {command.usage}")
     else:
         yield _unknown_command(words[0])
 
 
-def _exit(_state: ShellState, _words: list[str]) -> Iterator[Event]:
-    yield Left()
+def _exit(_state: ShellState, _words: list[str]) -> Iterator[events.Event]:
+    yield events.Left()
 
 
 COMMANDS: dict[str, Command] = {
@@ -274,7 +266,7 @@ COMMANDS: dict[str, Command] = {
 
 def _targets(
     command: str, state: ShellState, words: list[str]
-) -> Iterator[tuple[Path, Node] | Problem]:
+) -> Iterator[tuple[Path, Node] | events.Problem]:
     """Yield the matches of each word, or a problem for a word without matches."""
     for word in words:
         # Matches arrive lazily, so a word without any is known only at the end.
@@ -286,16 +278,16 @@ def _targets(
             yield _not_found(command, word)
 
 
-def _not_found(command: str, word: str) -> Problem:
+def _not_found(command: str, word: str) -> events.Problem:
     parent = path_text(absolute((), word)[:-1]) if word.startswith("/") else "."
-    return Problem(
-        ProblemCode.NOT_FOUND,
+    return events.Problem(
+        events.ProblemCode.NOT_FOUND,
         f"{command}: {word}: no such file or directory",
         f"list the directory with `ls {parent}`",
     )
 
 
-def _unknown_command(name: str) -> Problem:
+def _unknown_command(name: str) -> events.Problem:
     close = get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean `{close[0]}`?" if close else "`help` lists the commands"
-    return Problem(ProblemCode.USAGE, f"{name}: unknown command", hint)
+    return events.Problem(events.ProblemCode.USAGE, f"{name}: unknown command", hint)

@@ -22,17 +22,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from streammeta.shell import documents
-from streammeta.shell.tree import (
-    Child,
-    Directory,
-    Document,
-    File,
-    Node,
-    TaggedDirectory,
-    name_of,
-    text_of,
-)
+from streammeta.shell import documents, tree
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -69,15 +59,15 @@ class Caller(Protocol):
         ...
 
 
-def live_tree(caller: Caller) -> Directory:
+def live_tree(caller: Caller) -> tree.Directory:
     """Return the root of the tree of the cluster that `caller` reaches. Sends no request yet."""
-    cluster = File(lambda: documents.cluster(_describe_cluster(caller)))
+    cluster = tree.File(lambda: documents.cluster(_describe_cluster(caller)))
     return tree_of(caller, cluster, lambda: _describe_cluster(caller).object_namespace)
 
 
 def tree_of(
-    caller: Caller, cluster: File, read_namespace: Callable[[], str] = lambda: ""
-) -> Directory:
+    caller: Caller, cluster: tree.File, read_namespace: Callable[[], str] = lambda: ""
+) -> tree.Directory:
     """Return the root of the tree of `caller`'s metadata, with a file about the whole of it.
 
     Without the namespace of object keys, objects are shown without their keys.
@@ -102,15 +92,15 @@ def _describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class _FixedDirectory(Directory):
+class _FixedDirectory(tree.Directory):
     """Directory whose children are known."""
 
-    nodes: dict[str, Node]
+    nodes: dict[str, tree.Node]
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
+    def children(self, prefix: str = "") -> Iterator[tree.Child]:
         for name, node in self.nodes.items():
             if name.startswith(prefix):
-                yield Child(name, node)
+                yield tree.Child(name, node)
 
 
 def parse_id(name: str) -> int | None:
@@ -137,7 +127,7 @@ def ids_to_suggest(prefix: str) -> list[int]:
     return [number for number in ids if number < 2**63]
 
 
-Fetch: TypeAlias = Callable[[list[int]], dict[int, Document]]
+Fetch: TypeAlias = Callable[[list[int]], dict[int, tree.Document]]
 
 
 @dataclass(slots=True)
@@ -150,15 +140,15 @@ class _ReadAhead:
 
     ids: list[int]
     fetch: Fetch
-    _documents: dict[int, Document] = field(default_factory=dict, init=False)
+    _documents: dict[int, tree.Document] = field(default_factory=dict, init=False)
 
-    def children(self, prefix: str) -> Iterator[Child]:
+    def children(self, prefix: str) -> Iterator[tree.Child]:
         """Yield the page's entries whose names begin with `prefix`."""
         for index, number in enumerate(self.ids):
             if str(number).startswith(prefix):
-                yield Child(str(number), File(partial(self._read, index)))
+                yield tree.Child(str(number), tree.File(partial(self._read, index)))
 
-    def _read(self, index: int) -> Document | None:
+    def _read(self, index: int) -> tree.Document | None:
         if self.ids[index] not in self._documents:
             self._documents = self.fetch(self.ids[index : index + READ_AHEAD])
         return self._documents.pop(self.ids[index], None)
@@ -179,7 +169,7 @@ def _pages(fetch: Callable[[common_pb2.PageRequest], Listing[Item]]) -> Iterator
             return
 
 
-class _IdDirectory(Directory):
+class _IdDirectory(tree.Directory):
     """Files named by ids, in id order. A subclass lists ids and fetches files."""
 
     __slots__ = ()
@@ -190,21 +180,21 @@ class _IdDirectory(Directory):
         """List a page of all ids, or of existing ids in `among`."""
         raise NotImplementedError
 
-    def fetch(self, ids: list[int]) -> dict[int, Document]:
+    def fetch(self, ids: list[int]) -> dict[int, tree.Document]:
         """Return the documents of existing ids among `ids`."""
         raise NotImplementedError
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
+    def children(self, prefix: str = "") -> Iterator[tree.Child]:
         for ids in _pages(self.list_ids):
             yield from _ReadAhead(ids, self.fetch).children(prefix)
 
-    def child(self, name: str) -> Node | None:
+    def child(self, name: str) -> tree.Node | None:
         number = parse_id(name)
         # Fetched to see that it exists. The file keeps it, so reading costs no second request.
         document = None if number is None else self.fetch([number]).get(number)
-        return None if document is None else File(lambda: document)
+        return None if document is None else tree.File(lambda: document)
 
-    def suggest(self, prefix: str, limit: int) -> list[Child]:
+    def suggest(self, prefix: str, limit: int) -> list[tree.Child]:
         """Look up ids that may begin with the prefix, because listing could read millions."""
         # Without a prefix, the first page already has enough.
         if not prefix:
@@ -215,12 +205,12 @@ class _IdDirectory(Directory):
 
 
 @dataclass(frozen=True, slots=True)
-class _StreamDirectory(_IdDirectory, TaggedDirectory):
+class _StreamDirectory(_IdDirectory, tree.TaggedDirectory):
     """All streams, in id order."""
 
     caller: Caller
 
-    def find_tagged(self, tags: Mapping[str, str]) -> Iterator[Child]:
+    def find_tagged(self, tags: Mapping[str, str]) -> Iterator[tree.Child]:
         wanted = [common_pb2.Tag(key=key, value=value) for key, value in tags.items()]
 
         def list_ids(page: common_pb2.PageRequest) -> Listing[int]:
@@ -239,7 +229,7 @@ class _StreamDirectory(_IdDirectory, TaggedDirectory):
         found = self._describe(streams_pb2.DescribeStreamsRequest(page=page, stream_ids=among))
         return [stream.stream_id for stream in found.streams], found.next_page_token
 
-    def fetch(self, stream_ids: list[int]) -> dict[int, Document]:
+    def fetch(self, stream_ids: list[int]) -> dict[int, tree.Document]:
         request = streams_pb2.DescribeStreamsRequest(
             stream_ids=stream_ids, include_ranges=True, include_stream_objects=True
         )
@@ -308,7 +298,7 @@ class _ObjectDirectory(_IdDirectory):
         found = self._describe(objects_pb2.DescribeObjectsRequest(page=page, object_ids=among))
         return [described.object_id for described in found.objects], found.next_page_token
 
-    def fetch(self, object_ids: list[int]) -> dict[int, Document]:
+    def fetch(self, object_ids: list[int]) -> dict[int, tree.Document]:
         found = list(chain.from_iterable(_pages(partial(self._page_of, object_ids))))
         if found and not self._object_namespace:  # fixed when the cluster is created
             self._object_namespace = self.read_namespace()
@@ -343,51 +333,51 @@ def _get_nodes(
 
 
 @dataclass(frozen=True, slots=True)
-class _NodesDirectory(Directory):
+class _NodesDirectory(tree.Directory):
     """All nodes, in id order."""
 
     caller: Caller
     objects: _ObjectDirectory
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
+    def children(self, prefix: str = "") -> Iterator[tree.Child]:
         for node in chain.from_iterable(_pages(partial(_get_nodes, self.caller, ()))):
             if str(node.node_id).startswith(prefix):
-                yield Child(str(node.node_id), self._directory(node.node_id))
+                yield tree.Child(str(node.node_id), self._directory(node.node_id))
 
-    def child(self, name: str) -> Node | None:
+    def child(self, name: str) -> tree.Node | None:
         node_id = parse_id(name)
         # Ids of nodes have 32 bits in the contract. A larger one can't be sent.
         if node_id is None or node_id >= 2**31 or self._read(node_id) is None:
             return None
         return self._directory(node_id)
 
-    def _directory(self, node_id: int) -> Directory:
+    def _directory(self, node_id: int) -> tree.Directory:
         return _FixedDirectory(
             {
                 # Read when it is shown, so that a listing of nodes sends no further requests.
-                "info": File(lambda: self._read(node_id)),
+                "info": tree.File(lambda: self._read(node_id)),
                 "stream_set_objects": _SetObjectDirectory(self.caller, self.objects, node_id),
             }
         )
 
-    def _read(self, node_id: int) -> Document | None:
+    def _read(self, node_id: int) -> tree.Document | None:
         found, _ = _get_nodes(self.caller, [node_id], common_pb2.PageRequest())
         return documents.node(found[0]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
-class _SetObjectDirectory(Directory):
+class _SetObjectDirectory(tree.Directory):
     """The stream set objects of one node, in the node's order."""
 
     caller: Caller
     objects: _ObjectDirectory
     node_id: int
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
+    def children(self, prefix: str = "") -> Iterator[tree.Child]:
         every = chain.from_iterable(_pages(self._list))
         for listed in sorted(every, key=lambda one: (one.order_id, one.object_id)):
             if str(listed.object_id).startswith(prefix):
-                yield Child(str(listed.object_id), File(partial(self._read, listed)))
+                yield tree.Child(str(listed.object_id), tree.File(partial(self._read, listed)))
 
     def _list(self, page: common_pb2.PageRequest) -> Listing[nodes_pb2.StreamSetObject]:
         listed = self.caller.call(
@@ -396,7 +386,7 @@ class _SetObjectDirectory(Directory):
         )
         return list(listed.objects), listed.next_page_token
 
-    def _read(self, listed: nodes_pb2.StreamSetObject) -> Document | None:
+    def _read(self, listed: nodes_pb2.StreamSetObject) -> tree.Document | None:
         # The listing has no details, so the object itself is described.
         document = self.objects.fetch([listed.object_id]).get(listed.object_id)
         return document and documents.with_order(document, listed)
@@ -407,18 +397,18 @@ def _list_keys(caller: Caller, request: kv_pb2.ListKVsRequest) -> kv_pb2.ListKVs
 
 
 @dataclass(frozen=True, slots=True)
-class _NamespaceDirectory(Directory):
+class _NamespaceDirectory(tree.Directory):
     """The namespaces of keys, the default one first."""
 
     caller: Caller
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
+    def children(self, prefix: str = "") -> Iterator[tree.Child]:
         # The default namespace always comes first, so it is left out of the listing.
         named = (filter(None, page) for page in _pages(self._list))
         for namespace in chain([""], chain.from_iterable(named)):
             name = namespace_name(namespace)
             if name.startswith(prefix):
-                yield Child(name, _KeyDirectory(self.caller, namespace))
+                yield tree.Child(name, _KeyDirectory(self.caller, namespace))
 
     def _list(self, page: common_pb2.PageRequest) -> Listing[str]:
         listed = _list_keys(self.caller, kv_pb2.ListKVsRequest(namespaces=True, page=page))
@@ -429,30 +419,30 @@ def namespace_name(namespace: str) -> str:
     """Return the directory name of a namespace, escaped if it equals the default's."""
     if not namespace:
         return DEFAULT_NAMESPACE
-    name = name_of(namespace)
+    name = tree.name_of(namespace)
     return name.replace("_", "%5F", 1) if name == DEFAULT_NAMESPACE else name
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyDirectory(Directory):
+class _KeyDirectory(tree.Directory):
     """The keys of one namespace, in key order."""
 
     caller: Caller
     namespace: str
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
+    def children(self, prefix: str = "") -> Iterator[tree.Child]:
         for entry in chain.from_iterable(_pages(partial(self._list, _key_prefix(prefix)))):
-            name = name_of(entry.key)
+            name = tree.name_of(entry.key)
             # A prefix that ends within a %XX is shortened for the request, so compare the names
             # again.
             if name.startswith(prefix):
-                yield Child(name, File(partial(self._read, entry.key)))
+                yield tree.Child(name, tree.File(partial(self._read, entry.key)))
 
-    def child(self, name: str) -> Node | None:
+    def child(self, name: str) -> tree.Node | None:
         # A name that no key can have needs no request.
-        key = text_of(name)
+        key = tree.text_of(name)
         document = self._read(key) if key else None
-        return None if document is None else File(lambda: document)
+        return None if document is None else tree.File(lambda: document)
 
     def _list(self, key_prefix: str, page: common_pb2.PageRequest) -> Listing[kv_pb2.KVEntry]:
         request = kv_pb2.ListKVsRequest(
@@ -461,7 +451,7 @@ class _KeyDirectory(Directory):
         listed = _list_keys(self.caller, request)
         return list(listed.entries), listed.next_page_token
 
-    def _read(self, key: str) -> Document | None:
+    def _read(self, key: str) -> tree.Document | None:
         """Read the key: it is the first, in key order, of the keys that begin with it."""
         request = kv_pb2.ListKVsRequest(
             namespace=self.namespace, prefix=key, page=common_pb2.PageRequest(page_size=1)
@@ -474,4 +464,4 @@ class _KeyDirectory(Directory):
 
 def _key_prefix(name_prefix: str) -> str:
     """Return the common beginning of the keys of names with this prefix, without a cut %XX."""
-    return text_of(name_prefix) or name_prefix.partition("%")[0]
+    return tree.text_of(name_prefix) or name_prefix.partition("%")[0]

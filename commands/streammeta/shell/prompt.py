@@ -14,16 +14,9 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document as Line
 
+from streammeta.shell import paths
 from streammeta.shell.commands import COMMANDS, execute
 from streammeta.shell.events import Event, Left, Moved, Problem, Text, text_lines
-from streammeta.shell.paths import (
-    UnclosedQuoteError,
-    absolute,
-    compile_component,
-    escape,
-    resolve,
-    split_words,
-)
 from streammeta.shell.state import MetadataSource, ShellState
 from streammeta.shell.tree import Directory, File, path_text
 
@@ -58,19 +51,19 @@ def _commands(word: str) -> list[Completion]:
 
 def _paths(state: ShellState, word: str) -> list[Completion]:
     parent, slash, start = word.rpartition("/")
-    prefix = compile_component(start).literal
+    prefix = paths.compile_component(start).literal
     if prefix is None:
         return []  # a pattern needs no completion
-    place = absolute(state.here, parent + slash)
+    place = paths.absolute(state.here, parent + slash)
 
     # Completion can't continue several paths, so the first directory is enough.
-    for _, node in resolve(state.root, place):
+    for _, node in paths.resolve(state.root, place):
         if isinstance(node, File):
             continue
         return [
             Completion(
                 # With the slash, the next Tab continues below the directory.
-                escape(child.name) + ("" if isinstance(child.node, File) else "/"),
+                paths.escape(child.name) + ("" if isinstance(child.node, File) else "/"),
                 -len(start),
                 display=child.name,
             )
@@ -122,13 +115,13 @@ class Prompt:
         # Recorded before it runs, so that failed lines are in the history too.
         self.state = replace(self.state, history=(*self.state.history, line.strip()))
         try:
-            words = split_words(line)
+            words = paths.split_words(line)
             # The terminal may have been resized since the last line.
             width = shutil.get_terminal_size().columns
             command = COMMANDS.get(words[0])
             show = self._write_all if command is not None and command.goes_on else self._show
             show(text_lines(self._follow(execute(self.state, words)), width))
-        except UnclosedQuoteError as error:
+        except paths.UnclosedQuoteError as error:
             self._write(f"{error}: close it or write \\ before it")
         except Exception as error:  # noqa: BLE001 - a failure costs a command, never the session
             message, hint = self._explain(error)

@@ -24,21 +24,8 @@ from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.engines.spark_session import SparkConfig
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.plans.plan_folder import (
-    PlanResult,
-    check_identity,
-    check_plan,
-    check_store,
-    read_plan_file,
-)
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
-from streammeta.reconcile.vocabulary.tables import (
-    OUTCOME_COLUMNS,
-    Counts,
-    Tally,
-    count_rows,
-    read_batches,
-)
 from streammeta.rpc import tracing
 from streammeta.tls.files import CallerFiles
 
@@ -104,7 +91,7 @@ class ApplyResult:
 
     run_folder: Path
     deleted: bool
-    outcomes: Mapping[Outcome, Tally]
+    outcomes: Mapping[Outcome, tables.Tally]
     examples: tuple[str, ...]
     problems: tuple[str, ...]
     ahead: tuple[tuple[str, str], ...] = ()
@@ -143,11 +130,11 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
 
     # Cheap checks of the plan come first. The controllers and the bucket are asked only for a plan
     # that may be applied.
-    plan = read_plan_file(config.folder)
-    check_plan(config.folder, plan, time.time_ns() // 1_000_000)
+    plan = plan_folder.read_plan_file(config.folder)
+    plan_folder.check_plan(config.folder, plan, time.time_ns() // 1_000_000)
     store = config.store or plan.store
     connect = config.connect or plan.connect
-    check_store(store, plan)
+    plan_folder.check_store(store, plan)
 
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
         # Every task checks again before each batch. This check fails early, before any engine
@@ -156,7 +143,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
 
     all_candidates = _candidates(config.folder, plan)
     candidates = config.chosen or all_candidates
-    count = count_rows(candidates)
+    count = tables.count_rows(candidates)
     run_folder = config.folder / plan_folder.RUNS / new_run(_kind(config))
     order = DeletionOrder(
         store=store,
@@ -197,9 +184,9 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     return replace(_summarize(run_folder, config.delete, count), engine=worked)
 
 
-def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:
+def _check_cluster(store_uri: str, leader: LeaderClient, plan: plan_folder.PlanResult) -> None:
     """Check that controllers and bucket still belong to the plan."""
-    check_identity(identify(leader), plan, leader.endpoints)
+    plan_folder.check_identity(identify(leader), plan, leader.endpoints)
     with closing(open_store(store_uri)) as store:
         # Claims are read before the leader is asked. A leader that is newer than the claims passes,
         # a leader restored to an earlier state fails.
@@ -234,11 +221,11 @@ def _lease(order: DeletionOrder) -> Iterator[None]:
         yield
 
 
-def _candidates(folder: Path, plan: PlanResult) -> Path:
+def _candidates(folder: Path, plan: plan_folder.PlanResult) -> Path:
     path = folder / plan_folder.CANDIDATES
     if not path.is_dir():
         raise PlanError(f"{path} is missing from the plan. Make a new plan")
-    found = count_rows(path)
+    found = tables.count_rows(path)
     # The guards checked this number. A table with other rows was never checked by them.
     if found != plan.candidates.keys:
         raise PlanError(
@@ -254,12 +241,12 @@ def _summarize(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
         if deleted
         else (Outcome.WOULD_DELETE,)
     )
-    counts = Counts("outcome")
+    counts = tables.Counts("outcome")
     examples: list[str] = []
     problems: dict[str, None] = {}
     ahead: list[tuple[str, str]] = []
 
-    for rows in read_batches(run_folder / _OUTCOMES, OUTCOME_COLUMNS):
+    for rows in tables.read_batches(run_folder / _OUTCOMES, tables.OUTCOME_COLUMNS):
         counts.add(rows)
         if len(examples) < _EXAMPLES:
             examples += _values(rows, "key", *done)

@@ -23,13 +23,8 @@ from streammeta.reconcile.plan import PlanConfig
 from streammeta.reconcile.plan import plan as make_plan
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import PlanResult, read_plan_file
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
-from streammeta.reconcile.vocabulary.tables import (
-    CANDIDATE_COLUMNS,
-    LOSS_COLUMNS,
-    OUTCOME_COLUMNS,
-    VERDICT_COLUMNS,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,17 +49,17 @@ class Plan:
     @property
     def verdicts(self) -> DataFrame:
         """Every key of the bucket and every missing object, with its verdict."""
-        return _read(self.spark, self.folder / plan_folder.VERDICTS, VERDICT_COLUMNS)
+        return _read(self.spark, self.folder / plan_folder.VERDICTS, tables.VERDICT_COLUMNS)
 
     @property
     def candidates(self) -> DataFrame:
         """The keys that `apply` may delete: key, object_id, size, modified_ms and etag."""
-        return _read(self.spark, self.folder / plan_folder.CANDIDATES, CANDIDATE_COLUMNS)
+        return _read(self.spark, self.folder / plan_folder.CANDIDATES, tables.CANDIDATE_COLUMNS)
 
     @property
     def losses(self) -> DataFrame:
         """Ranges of streams in missing or damaged objects, each confirmed by a second check."""
-        return _read(self.spark, self.folder / plan_folder.LOSSES, LOSS_COLUMNS)
+        return _read(self.spark, self.folder / plan_folder.LOSSES, tables.LOSS_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ class Applied:
     @property
     def outcomes(self) -> DataFrame:
         """One row for each candidate: key, object_id, size, outcome and detail."""
-        return _read(self.spark, self.result.run_folder / "outcomes", OUTCOME_COLUMNS)
+        return _read(self.spark, self.result.run_folder / "outcomes", tables.OUTCOME_COLUMNS)
 
 
 def plan(

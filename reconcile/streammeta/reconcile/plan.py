@@ -41,19 +41,12 @@ from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, ch
 from streammeta.reconcile.plans.plan_history import earlier_plans
 from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, Figures, figures_of
 from streammeta.reconcile.reports.page import report_page
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import (
     ConfigurationError,
     ControllerError,
     MetadataExportError,
     PlanError,
-)
-from streammeta.reconcile.vocabulary.tables import (
-    UPLOAD_COLUMNS,
-    VERDICT_COLUMNS,
-    Counts,
-    Tally,
-    arrow_schema,
-    read_batches,
 )
 from streammeta.reconcile.vocabulary.verdicts import (
     NOT_LISTED,
@@ -348,14 +341,14 @@ def _listing_lag_ms(basis: PlanResult) -> int:
     return INVENTORY_LAG_MS if basis.inventory else CLOCK_SKEW_MS
 
 
-def _write_upload_verdicts(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
+def _write_upload_verdicts(draft: Path, basis: PlanResult) -> Mapping[Verdict, tables.Tally]:
     if not basis.unfinished_uploads:
         return {}
     path = draft / plan_folder.VERDICTS / "unfinished-uploads.parquet"
-    with pq.ParquetWriter(path, arrow_schema(VERDICT_COLUMNS)) as writer:
-        for uploads in read_batches(draft / plan_folder.UPLOADS, UPLOAD_COLUMNS):
+    with pq.ParquetWriter(path, tables.arrow_schema(tables.VERDICT_COLUMNS)) as writer:
+        for uploads in tables.read_batches(draft / plan_folder.UPLOADS, tables.UPLOAD_COLUMNS):
             writer.write_batch(upload_rows(uploads, basis.namespace))
-    return {Verdict.UNFINISHED_UPLOAD: Tally(basis.unfinished_uploads, 0)}
+    return {Verdict.UNFINISHED_UPLOAD: tables.Tally(basis.unfinished_uploads, 0)}
 
 
 def _add_versions(
@@ -370,11 +363,11 @@ def _add_versions(
 
 
 def _list_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
-    counts = Counts("verdict")
+    counts = tables.Counts("verdict")
     path = draft / plan_folder.VERDICTS / "old-versions.parquet"
     listed = store.list_old_versions()
     try:
-        with pq.ParquetWriter(path, arrow_schema(VERDICT_COLUMNS)) as writer:
+        with pq.ParquetWriter(path, tables.arrow_schema(tables.VERDICT_COLUMNS)) as writer:
             while page := list(itertools.islice(listed, _VERSIONS_A_BATCH)):
                 rows = version_rows(page, basis.namespace)
                 writer.write_batch(rows)
@@ -461,7 +454,7 @@ def _report_without_metadata(
 def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     figures: Figures | None = None
     if result.next_object_id is not None:
-        verdicts = read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
+        verdicts = tables.read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
         figures = figures_of(verdicts, result.listing_started_ms)
     path = draft / plan_folder.REPORT_FILE
     page = report_page(result, figures, earlier_plans(folder, result))
@@ -470,7 +463,7 @@ def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     plan_folder.write_plan_file(draft, result)
 
 
-def _sort_by_verdict(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:
+def _sort_by_verdict(found: Mapping[Verdict, tables.Tally]) -> dict[Verdict, tables.Tally]:
     return {verdict: found[verdict] for verdict in Verdict if verdict in found}
 
 

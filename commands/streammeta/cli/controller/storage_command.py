@@ -13,12 +13,7 @@ from pathlib import Path
 import click
 
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.controller.config import (
-    ConfigError,
-    check_cluster_id,
-    check_controller_id,
-    parse_peers,
-)
+from streammeta.controller import config
 from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
 from streammeta.controller.journal.directory import (
     META_NAME,
@@ -68,7 +63,9 @@ def parse_voters(text: str) -> VoterSet:
     for entry in (part.strip() for part in text.split(",")):
         match = _VOTER.fullmatch(entry)
         # An entry that does not match becomes "@", for which parse_peers reports the expected form.
-        ((node_id, endpoint),) = parse_peers("voters", match["peer"] if match else "@").items()
+        ((node_id, endpoint),) = config.parse_peers(
+            "voters", match["peer"] if match else "@"
+        ).items()
         directory = match["directory"] if match else None
         key = ReplicaKey(node_id, _uuid(directory) if directory else None)
         voters = voters.with_voter(Voter(key, endpoint))
@@ -149,9 +146,9 @@ def format_command(
     if (voters is None) != join:
         raise click.UsageError("use --voters for a new cluster, or --join for an existing one")
     try:
-        check_cluster_id(cluster_id)
-        check_controller_id("node-id", node_id)
-    except ConfigError as error:
+        config.check_cluster_id(cluster_id)
+        config.check_controller_id("node-id", node_id)
+    except config.ConfigError as error:
         raise click.UsageError(str(error)) from error
 
     identity = None

@@ -15,15 +15,8 @@ from typing import Any
 
 import click
 
+from streammeta.cli.framework import profiles
 from streammeta.cli.framework.client import DEADLINE_S, Command, ControllerClient, add_options
-from streammeta.cli.framework.profiles import (
-    FILE_KEYS,
-    TLS_KEYS,
-    Profile,
-    ProfileError,
-    profiles_path,
-    read_profiles,
-)
 from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.tls.files import CallerFiles, TlsError, TlsFiles, TokenFiles, tls_files
 
@@ -127,7 +120,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
         @functools.wraps(command)
         def run(*, connect: tuple[str, ...] | None, profile: str | None, **others: Any) -> None:
             # The command sees one resolved connection, never the options that it comes from.
-            given = {key: others.pop(key) for key in FILE_KEYS}
+            given = {key: others.pop(key) for key in profiles.FILE_KEYS}
             found = resolve(connect, given, profile, endpoints)
             command(connect=found.endpoints, tls=found.tls, **others)
 
@@ -185,9 +178,9 @@ def resolve(
         TlsError: only some of the files are given, or a file is invalid.
         click.UsageError: no controller is named, or several where the command needs one.
     """
-    path = profiles_path()
+    path = profiles.profiles_path()
     # An unknown --profile fails even if every option is given: it is a typing error.
-    profile = read_profiles(path).choose(name)
+    profile = profiles.read_profiles(path).choose(name)
     if connect is None and profile is not None:
         # A command that knows endpoints from its plan must not be led to the default profile's
         # cluster.
@@ -213,7 +206,7 @@ def files_of(paths: Mapping[str, Path | None]) -> CallerFiles | None:
     Raises:
         TlsError: only some are given, or both certificate and token.
     """
-    ca, certificate, key = map(paths.get, TLS_KEYS)
+    ca, certificate, key = map(paths.get, profiles.TLS_KEYS)
     token = paths.get("token_file")
     if token is None:
         return tls_files(ca, certificate, key)
@@ -234,11 +227,11 @@ def _merge(
     has_certificate = any(given[key] is not None for key in ("tls_cert", "tls_key"))
     replaced = {"tls_cert", "tls_key"} if has_token else {"token_file"} if has_certificate else {}
     rest = {key: path for key, path in of_profile.items() if key not in replaced}
-    return {key: given.get(key) or rest.get(key) for key in FILE_KEYS}
+    return {key: given.get(key) or rest.get(key) for key in profiles.FILE_KEYS}
 
 
 def _files(
-    path: Path, given: Mapping[str, Path | None], profile: Profile | None
+    path: Path, given: Mapping[str, Path | None], profile: profiles.Profile | None
 ) -> CallerFiles | None:
     of_profile = {} if profile is None else profile.files
     try:
@@ -253,7 +246,7 @@ def _files(
         key = option.replace("-", "_")
         if profile is None or given.get(key) is not None or key not in of_profile:
             raise
-        raise ProfileError(f"{path}: profile {profile.name!r}: {key}:{rest}") from error
+        raise profiles.ProfileError(f"{path}: profile {profile.name!r}: {key}:{rest}") from error
 
     if not isinstance(files, TlsFiles):
         return files

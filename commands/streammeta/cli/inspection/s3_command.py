@@ -13,13 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from streammeta.cli.framework.output import CommandError, Output, OutputFormat, with_output
+from streammeta.storage.object_store import precheck
 from streammeta.storage.object_store.opening import open_object_store
-from streammeta.storage.object_store.precheck import (
-    STEP_S,
-    PrecheckReport,
-    StepOutcome,
-    run_precheck,
-)
 from streammeta.storage.object_store.protocol.address import DEFAULT_REGION, Checksum, S3Config
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -39,7 +34,7 @@ def s3() -> None:
     "--step-timeout",
     "step_s",
     type=click.FloatRange(min=0, min_open=True),
-    default=STEP_S,
+    default=precheck.STEP_S,
     help="Timeout of a step in seconds, including retries.",
 )
 @with_output
@@ -67,7 +62,7 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
     store, configured = _parse(lambda: _open(address))
     with closing(store):
         # Each step is printed as it ends, since a slow server takes up to `step_s` for every one.
-        report = run_precheck(store, lambda step: output.note(_line(step)), step_s=step_s)
+        report = precheck.run_precheck(store, lambda step: output.note(_line(step)), step_s=step_s)
         _show_report(output, report, configured)
 
 
@@ -158,11 +153,13 @@ def _config(
     return S3Config.from_uri(config.to_uri())  # which names the wrong part
 
 
-def _line(step: StepOutcome) -> str:
+def _line(step: precheck.StepOutcome) -> str:
     return f"[ OK ] {step.name}" if step.is_ok else f"[FAILED] {step.name}: {step.reason}"
 
 
-def _show_report(output: Output, report: PrecheckReport, configured: Checksum | None) -> None:
+def _show_report(
+    output: Output, report: precheck.PrecheckReport, configured: Checksum | None
+) -> None:
     """Print the verdict. Raise `CommandError` on a failed step."""
     facts = {
         "steps": [

@@ -27,11 +27,7 @@ from streammeta.cli.framework.client import (
 )
 from streammeta.cli.framework.connecting import Endpoints, connecting, connection_options
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.cli.quorum.quorum_views import (
-    QuorumViews,
-    gather_views,
-    live_observers,
-)
+from streammeta.cli.quorum import quorum_views
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.tls.files import CallerFiles
@@ -162,7 +158,7 @@ def compare_members(
         CallError: no leader was found, or no offset that all members reach within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    views = gather_views(endpoints, timeout_s, tls)
+    views = quorum_views.gather_views(endpoints, timeout_s, tls)
 
     with ControllerClient(endpoints, timeout_s, tls) as client:
         silent = _silent_members(views, client)
@@ -237,13 +233,13 @@ def _most_common(hashes: Mapping[int, bytes], leader_id: int) -> bytes:
     return next((value for value, count in counts.items() if count == most), b"")
 
 
-def _answering_endpoints(views: QuorumViews, endpoints: Sequence[str]) -> set[str]:
+def _answering_endpoints(views: quorum_views.QuorumViews, endpoints: Sequence[str]) -> set[str]:
     given = set(endpoints) - set(views.silent)
     voters = {voter.endpoint for voter in views.newest.voters if voter.endpoint}
     return given | voters - set(views.silent)
 
 
-def _silent_members(views: QuorumViews, client: ControllerClient) -> list[MemberState]:
+def _silent_members(views: quorum_views.QuorumViews, client: ControllerClient) -> list[MemberState]:
     """Return voters and observers that are not asked, because they do not answer."""
     leader = leaders_view(client)
     silent = []
@@ -255,7 +251,7 @@ def _silent_members(views: QuorumViews, client: ControllerClient) -> list[Member
             member = (voter.key.node_id, voter.endpoint)
             silent.append(MemberState(*member, Verdict.NO_ANSWER, problem=problem))
 
-    for observer in live_observers(leader):
+    for observer in quorum_views.live_observers(leader):
         if observer.key.node_id not in views.answers:
             member = (observer.key.node_id, observer.endpoint)
             problem = "observers are only asked if --connect names them"

@@ -10,16 +10,7 @@ import click
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.connecting import Endpoints, connecting
 from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Moment, Output, with_output
-from streammeta.cli.reconcile.reconcile_options import (
-    EXIT_LOST,
-    removal_options,
-    show_tallies,
-    start_reconciliation,
-    tell_controllers,
-    tell_progress,
-    with_engine,
-    with_limits,
-)
+from streammeta.cli.reconcile import reconcile_options
 from streammeta.cli.reconcile.reconcile_signals import ending_event, interruptible
 from streammeta.cli.reconcile.reconcile_watch_command import watch_command
 
@@ -62,7 +53,7 @@ _plan_folder_option = click.option(
 @store_option
 @connecting()
 @_plan_folder_option
-@with_limits
+@reconcile_options.with_limits
 @click.option(
     "--deep",
     "deep_share",
@@ -90,7 +81,7 @@ _plan_folder_option = click.option(
     type=Moment(),
     help="Start time of the listing, for an --inventory without a manifest.",
 )
-@with_engine
+@reconcile_options.with_engine
 @with_output
 def plan_command(
     *, folder: Path, traces: AbstractContextManager[None], output: Output, **settings: Any
@@ -125,10 +116,10 @@ def plan_command(
         ),
         traces,
     ):
-        result = plan(config, tell_progress)
+        result = plan(config, reconcile_options.tell_progress)
     # Reported before a failure is raised, so that status pages show failed runs too.
     run = plan_report(result, started_ms, _now_ms())
-    tell_controllers(run, config.connect, config.tls)
+    reconcile_options.tell_controllers(run, config.connect, config.tls)
     _show_plan(output, folder, result)
     _require_whole(folder, result)
 
@@ -140,8 +131,8 @@ def plan_command(
 @click.option(
     "--yes", "delete", is_flag=True, help="Apply the changes. Without this option, only show them."
 )
-@removal_options
-@with_engine
+@reconcile_options.removal_options
+@reconcile_options.with_engine
 @with_output
 def apply_command(*, traces: AbstractContextManager[None], output: Output, **settings: Any) -> None:
     """Check every candidate of a plan at the leader, and delete the confirmed orphans.
@@ -168,11 +159,11 @@ def apply_command(*, traces: AbstractContextManager[None], output: Output, **set
     with ending_event() as ending:
         config = ApplyConfig(is_ending=ending.is_set, **settings)  # the fields of the same names
         with traces:
-            result = apply(config, tell_progress)
+            result = apply(config, reconcile_options.tell_progress)
         run = apply_report(result, started_ms, _now_ms())
         # Without --connect, the plan names the controllers.
         connect = config.connect or read_plan_file(config.folder).connect
-        tell_controllers(run, connect, config.tls)
+        reconcile_options.tell_controllers(run, connect, config.tls)
     _show_run(output, result)
     settled = _count_settled(result)
     _require_settled(
@@ -203,12 +194,14 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
     Example:
       streammeta reconcile undo --plan ./plan-1
     """
-    start_reconciliation()
+    reconcile_options.start_reconciliation()
     from streammeta.reconcile.undo import undo
 
     with ending_event() as ending:
-        result = undo(folder, store, tell_progress, ending.is_set)
-    show_tallies(output, "outcomes", "outcome", dict(sorted(result.outcomes.items())))
+        result = undo(folder, store, reconcile_options.tell_progress, ending.is_set)
+    reconcile_options.show_tallies(
+        output, "outcomes", "outcome", dict(sorted(result.outcomes.items()))
+    )
     _require_settled(
         "undo",
         result,
@@ -228,7 +221,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
     output.summary({name: getattr(result, name) for name in names})
     _show_losses(output, result)
 
-    show_tallies(output, "classes", "verdict", result.classes)
+    reconcile_options.show_tallies(output, "classes", "verdict", result.classes)
     guards = [
         (guard.name, "passed" if guard.passed else "failed", guard.detail)
         for guard in result.guards
@@ -264,7 +257,7 @@ def _require_whole(folder: Path, result: "PlanResult") -> None:
             f"the plan {folder} can't be applied. Failed guards: {names}",
             result.failed_guards[0].detail,
             # Lost objects keep their exit code, also with other problems.
-            exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
+            exit_code=reconcile_options.EXIT_LOST if result.lost else EXIT_FAILED,
         )
 
     if result.losses is not None and result.lost:
@@ -275,7 +268,7 @@ def _require_whole(folder: Path, result: "PlanResult") -> None:
             " records are unreadable",
             f"restore them. {folder / 'losses'} lists keys, streams, offsets and times. The"
             " plan may be applied",
-            exit_code=EXIT_LOST,
+            exit_code=reconcile_options.EXIT_LOST,
         )
 
     if result.unknown:
@@ -308,7 +301,9 @@ def _show_run(output: Output, result: "ApplyResult") -> None:
     output.summary(
         {"run": str(result.run_folder), "dry_run": not result.deleted, "left": result.left}
     )
-    show_tallies(output, "outcomes", "outcome", dict(sorted(result.outcomes.items())))
+    reconcile_options.show_tallies(
+        output, "outcomes", "outcome", dict(sorted(result.outcomes.items()))
+    )
     output.rows("examples", ("key",), [(key,) for key in result.examples])
     if result.warning:
         output.rows("ahead_of_map", ("key", "detail"), result.ahead)

@@ -13,15 +13,7 @@ import click
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.connecting import connecting
 from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Duration, Output, with_output
-from streammeta.cli.reconcile.reconcile_options import (
-    EXIT_LOST,
-    removal_options,
-    show_tallies,
-    tell_controllers,
-    tell_progress,
-    with_engine,
-    with_limits,
-)
+from streammeta.cli.reconcile import reconcile_options
 from streammeta.cli.reconcile.reconcile_signals import ending_event
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.private_files import READABLE_MODE
@@ -54,8 +46,8 @@ T = TypeVar("T")
     is_flag=True,
     help="Delete orphans. Without this option, rounds only report them.",
 )
-@removal_options
-@with_limits
+@reconcile_options.removal_options
+@reconcile_options.with_limits
 @click.option(
     "--keep",
     "kept",
@@ -76,7 +68,7 @@ T = TypeVar("T")
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write each round to this file, for the textfile collector of node_exporter.",
 )
-@with_engine
+@reconcile_options.with_engine
 @with_output
 def watch_command(
     *,
@@ -120,11 +112,11 @@ def watch_command(
             text = exposition(one, place)
             # Replaced atomically, so that the collector never reads half of a file.
             replace_file(PosixFileSystem(mode=READABLE_MODE), metrics_file, [text.encode()])
-        tell_controllers(round_report(one), planned.connect, planned.tls)
+        reconcile_options.tell_controllers(round_report(one), planned.connect, planned.tls)
 
     # A round may be deleting, so a signal lets it finish its batch.
     with traces, ending_event() as ending:
-        last = watch(config, ending, tell, tell_progress)
+        last = watch(config, ending, tell, reconcile_options.tell_progress)
     _show(output, last)
     _require_success(last)
 
@@ -145,8 +137,8 @@ def _line(one: Round) -> str:
 def _show(output: Output, last: Round) -> None:
     names = ("outcome", "plan", "problem", "started_ms", "ended_ms", "last_success_ms", "lost")
     output.summary({name: getattr(last, name) for name in names})
-    show_tallies(output, "classes", "verdict", last.verdicts)
-    show_tallies(output, "outcomes", "outcome", last.outcomes)
+    reconcile_options.show_tallies(output, "classes", "verdict", last.verdicts)
+    reconcile_options.show_tallies(output, "outcomes", "outcome", last.outcomes)
 
 
 def _require_success(last: Round) -> None:
@@ -161,5 +153,5 @@ def _require_success(last: Round) -> None:
         last.outcome.name,
         last.problem,
         "see the round's report and correct its findings. The next round continues from there",
-        exit_code=EXIT_LOST if is_lost else EXIT_FAILED,
+        exit_code=reconcile_options.EXIT_LOST if is_lost else EXIT_FAILED,
     )

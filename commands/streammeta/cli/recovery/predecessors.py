@@ -15,13 +15,7 @@ import grpc
 from streammeta.cli.framework.client import CallError, Command, ControllerClient, Request, Response
 from streammeta.cli.framework.output import CommandError, say_progress
 from streammeta.rpc.failures import Reason
-from streammeta.storage.cluster_files.bucket_marker import (
-    FENCE_WAIT_MS,
-    Fenced,
-    Generation,
-    put_fenced,
-    read_ownership,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 LEADER_WAIT_S = 30.0
@@ -41,7 +35,7 @@ def stopped_option(command: Command) -> Command:
     )(command)
 
 
-def declare_stopped(store: ObjectStore, generation: Generation) -> None:
+def declare_stopped(store: ObjectStore, generation: bucket_marker.Generation) -> None:
     """Note in the bucket that no controller before a generation runs, as an operator declared."""
     _put_mark(store, generation, is_declared=True)
 
@@ -58,7 +52,7 @@ def wait_for_fence(
         CommandError: another cluster has taken over the bucket.
     """
     ends_at, number = 0.0, None
-    while (generation := read_ownership(store, namespace).unfenced) is not None:
+    while (generation := bucket_marker.read_ownership(store, namespace).unfenced) is not None:
         if generation.cluster_uuid != cluster_uuid:
             raise CommandError(
                 "SUPERSEDED",
@@ -69,7 +63,7 @@ def wait_for_fence(
         # Only this process's clock counts. No clocks of different machines are compared.
         now = time.monotonic()
         if number != generation.number:
-            ends_at, number = now + FENCE_WAIT_MS / 1000, generation.number
+            ends_at, number = now + bucket_marker.FENCE_WAIT_MS / 1000, generation.number
         if is_declared or now >= ends_at:
             # The mark spares all later processes the wait.
             _put_mark(store, generation, is_declared=is_declared)
@@ -103,11 +97,13 @@ def call_when_fenced(
         time.sleep(0.2)
 
 
-def _put_mark(store: ObjectStore, generation: Generation, *, is_declared: bool) -> None:
-    mark = Fenced(
+def _put_mark(
+    store: ObjectStore, generation: bucket_marker.Generation, *, is_declared: bool
+) -> None:
+    mark = bucket_marker.Fenced(
         cluster_uuid=generation.cluster_uuid,
         number=generation.number,
         is_declared=is_declared,
         created_ms=time.time_ns() // 1_000_000,
     )
-    put_fenced(store, generation.namespace, mark)
+    bucket_marker.put_fenced(store, generation.namespace, mark)

@@ -26,11 +26,7 @@ from streammeta.controller.journal.directory import lock_directory
 from streammeta.controller.journal.errors import DirectoryLockedError, DirectoryNotFormattedError
 from streammeta.controller.journal.inspection import open_stopped_directory
 from streammeta.storage import json_files
-from streammeta.storage.cluster_files.bucket_marker import (
-    read_claimed,
-    read_generations,
-    read_marker,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.object_format.object_key import cluster_namespace
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -258,10 +254,10 @@ def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
     from streammeta.controller.recover.planning import Circumstances
 
     # A bucket that was never taken over is in its first generation.
-    generations = read_generations(objects, namespace)
+    generations = bucket_marker.read_generations(objects, namespace)
     return Circumstances(
         namespace=namespace,
-        claimed_below=read_claimed(objects, namespace),
+        claimed_below=bucket_marker.read_claimed(objects, namespace),
         generation=generations[-1].number + 1 if generations else 2,
         # New ids, so that a lost controller that returns is never taken for a member.
         cluster_uuid=str(uuid.uuid4()),
@@ -272,7 +268,7 @@ def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
 
 def _require_owner(objects: ObjectStore, namespace: str, survivor: Report) -> None:
     """Check that the namespace belongs to the survivors' cluster."""
-    marker = read_marker(objects, namespace)
+    marker = bucket_marker.read_marker(objects, namespace)
     # A bucket without a marker fits survivors without a UUID.
     if (marker.cluster_uuid if marker else "") != survivor.cluster_uuid:
         found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"

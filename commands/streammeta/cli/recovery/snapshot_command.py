@@ -20,13 +20,8 @@ from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.framework.connecting import Endpoints, connecting, timeout_option
 from streammeta.cli.framework.output import EXIT_USAGE, CommandError, Output, with_output
 from streammeta.controller.config import ConfigError
+from streammeta.controller.snapshot import parquet_export
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
-from streammeta.controller.snapshot.parquet_export import (
-    MANIFEST,
-    ExportedFile,
-    ExportTarget,
-    export_parquet,
-)
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.opening import open_with_path
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -37,7 +32,7 @@ from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 _UNFINISHED = ".tmp"
 
 
-def open_target(address: str) -> ExportTarget:
+def open_target(address: str) -> parquet_export.ExportTarget:
     """Open a directory, or `s3://bucket/prefix?options`. Create the directory if needed.
 
     Raises:
@@ -192,7 +187,7 @@ def export(
     """
     with _copy_of_map(file, connect, tls, timeout_s) as checkpoint:
         _, address = target
-        written = export_parquet(
+        written = parquet_export.export_parquet(
             checkpoint, open_target(address), overwrite=overwrite, progress=_say_progress
         )
         output.summary(
@@ -202,7 +197,7 @@ def export(
                 "epoch": checkpoint.id.epoch,
                 # Without the query, which may contain access keys.
                 "target": address.partition("?")[0],
-                "manifest": MANIFEST,
+                "manifest": parquet_export.MANIFEST,
             }
         )
 
@@ -283,7 +278,7 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
         )
 
 
-def _say_progress(written: ExportedFile) -> None:
+def _say_progress(written: parquet_export.ExportedFile) -> None:
     _say(f"wrote {written.file}: {written.rows} rows, {written.bytes} bytes")
 
 

@@ -12,13 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.tls.identity import (
-    NEW_BROKER,
-    USER_ROLES,
-    IdentityError,
-    Principal,
-    Role,
-)
+from streammeta.tls import identity
 
 _COLUMNS = (
     *("file", "identity", "hosts", "from", "until", "days_left", "serial", "sha256", "problems"),
@@ -125,7 +119,7 @@ def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) ->
         raise click.UsageError(
             "--host: missing; name each host and address of the --advertise options"
         )
-    _issue(Role.CONTROLLER, str(node_id), hosts=hosts, **options)
+    _issue(identity.Role.CONTROLLER, str(node_id), hosts=hosts, **options)
 
 
 @certs.command("broker")
@@ -133,7 +127,7 @@ def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) ->
     "--id",
     "name",
     required=True,
-    help=f"Node id of the broker, or {NEW_BROKER!r} for a broker that has none yet.",
+    help=f"Node id of the broker, or {identity.NEW_BROKER!r} for a broker that has none yet.",
 )
 @_of_a_leaf
 @with_output
@@ -144,13 +138,13 @@ def broker_command(*, name: str, **options: Any) -> None:
     Example:
       streammeta certs broker --id 1007 --cluster-id demo --dir certs --ca-key private/ca.key
     """
-    _issue(Role.BROKER, name, **options)
+    _issue(identity.Role.BROKER, name, **options)
 
 
 @certs.command("user")
 @click.option(
     "--role",
-    type=click.Choice([role.value for role in USER_ROLES]),
+    type=click.Choice([role.value for role in identity.USER_ROLES]),
     required=True,
     help="Role, which decides the allowed calls.",
 )
@@ -165,11 +159,11 @@ def user_command(*, role: str, name: str, **options: Any) -> None:
       streammeta certs user --role admin --name alice --cluster-id demo \\
         --dir certs --ca-key private/ca.key
     """
-    _issue(Role(role), name, **options)
+    _issue(identity.Role(role), name, **options)
 
 
 def _issue(
-    role: Role,
+    role: identity.Role,
     name: str,
     *,
     cluster_id: str,
@@ -180,8 +174,8 @@ def _issue(
     output: Output,
 ) -> None:
     try:
-        principal = Principal(cluster_id, role, name)
-    except IdentityError as error:
+        principal = identity.Principal(cluster_id, role, name)
+    except identity.IdentityError as error:
         raise click.UsageError(str(error)) from error
     from streammeta.cli.security import certificate_authority as authority
 

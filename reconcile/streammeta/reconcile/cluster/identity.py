@@ -16,13 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, ControllerError
-from streammeta.storage.cluster_files.bucket_marker import (
-    check_marker,
-    read_claimed,
-    read_generations,
-    read_marker,
-    read_undecided,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.address import S3Config, without_secrets
@@ -183,13 +177,13 @@ def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
         WrongBucketError: the bucket has no marker of this cluster.
         StorageError: marker or claims can't be read.
     """
-    check_marker(
-        read_marker(store, identity.namespace),
+    bucket_marker.check_marker(
+        bucket_marker.read_marker(store, identity.namespace),
         cluster_id=identity.cluster_id,
         cluster_uuid=identity.cluster_uuid,
         namespace=identity.namespace,
     )
-    return read_claimed(store, identity.namespace)
+    return bucket_marker.read_claimed(store, identity.namespace)
 
 
 def undecided_ids(store: ObjectStore, identity: ClusterIdentity) -> tuple[tuple[int, int], ...]:
@@ -200,7 +194,7 @@ def undecided_ids(store: ObjectStore, identity: ClusterIdentity) -> tuple[tuple[
     Raises:
         StorageError: the markers can't be read.
     """
-    generations = read_undecided(store, identity.namespace)
+    generations = bucket_marker.read_undecided(store, identity.namespace)
     return tuple(
         (generation.undecided_from, generation.undecided_below) for generation in generations
     )
@@ -212,7 +206,7 @@ def settled_below(store: ObjectStore, identity: ClusterIdentity) -> int:
     Raises:
         StorageError: the markers can't be read.
     """
-    generations = read_generations(store, identity.namespace)
+    generations = bucket_marker.read_generations(store, identity.namespace)
     return generations[-1].undecided_below if generations else 0
 
 

@@ -9,11 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from streammeta.reconcile.cluster.identity import ClusterIdentity
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    BucketNotFoundError,
-    StoreUnavailableError,
-)
+from streammeta.storage import errors
 from streammeta.tls.files import CallerFiles
 
 ORPHAN_TAG = {"streammeta-reconcile": "orphan"}
@@ -98,8 +94,8 @@ class Judged:
 
 def failed(candidate: Candidate, detail: str, error: Exception) -> Judged:
     """Return the outcome for a candidate after an error of the store."""
-    is_busy = isinstance(error, StoreUnavailableError) and error.throttled
+    is_busy = isinstance(error, errors.StoreUnavailableError) and error.throttled
     may_concern_all = isinstance(
-        error, (StoreUnavailableError, AccessDeniedError, BucketNotFoundError)
+        error, (errors.StoreUnavailableError, errors.AccessDeniedError, errors.BucketNotFoundError)
     )
     return Judged(candidate, Outcome.FAILED, f"{detail}: {error}", is_busy, may_concern_all)

@@ -48,13 +48,8 @@ from streammeta.reconcile.vocabulary.attempts import Attempt, OtherAttempts
 from streammeta.reconcile.vocabulary.quarantine import quarantined_key
 from streammeta.reconcile.vocabulary.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.rpc import tracing
+from streammeta.storage import errors
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.errors import (
-    ObjectChangedError,
-    ObjectNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
@@ -173,7 +168,7 @@ class Deleter:
             # The second question. A commit may have arrived while the content was read.
             free, known = self._announce(free)
             self._trail.begin(free)
-        except (StorageError, OSError) as error:
+        except (errors.StorageError, OSError) as error:
             self._is_over = True
             return [
                 Judged(candidate, Outcome.FAILED, f"nothing deleted: {error}")
@@ -255,7 +250,7 @@ class Deleter:
         try:
             keys = [candidate.key for candidate in in_order]
             found, settled = find_by_listing(self._store, keys)
-        except StoreUnavailableError as error:
+        except errors.StoreUnavailableError as error:
             return [failed(candidate, "not deleted", error) for candidate in in_order]
 
         by_listing = [
@@ -267,9 +262,9 @@ class Deleter:
     def _head(self, candidate: Candidate) -> Judged:
         try:
             return self._compare(candidate, self._store.head(candidate.key))
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return Judged(candidate, Outcome.GONE)
-        except StoreUnavailableError as error:
+        except errors.StoreUnavailableError as error:
             return failed(candidate, "not deleted", error)
 
     def _compare(self, candidate: Candidate, info: ObjectInfo | None) -> Judged:
@@ -332,29 +327,29 @@ class Deleter:
         expected = ObjectInfo(key, candidate.size, candidate.modified_ms, candidate.etag)
         try:
             self._store.copy(key, place, expected)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return Judged(candidate, Outcome.GONE)
-        except ObjectChangedError as error:
+        except errors.ObjectChangedError as error:
             return Judged(candidate, Outcome.CHANGED, str(error))
-        except StorageError as error:
+        except errors.StorageError as error:
             return failed(candidate, "not deleted, because it can't be copied", error)
         return Judged(candidate, self._done)
 
     def _tag(self, candidate: Candidate) -> Judged:
         try:
             self._store.add_tags(candidate.key, ORPHAN_TAG)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return Judged(candidate, Outcome.GONE)
-        except (StorageError, ValueError) as error:
+        except (errors.StorageError, ValueError) as error:
             return failed(candidate, "not tagged", error)
         return Judged(candidate, self._done)
 
     def _delete(self, free: Sequence[Candidate]) -> list[Judged]:
         try:
             result = self._store.delete_many([candidate.key for candidate in free])
-        except StorageError as error:
+        except errors.StorageError as error:
             # After a throttled request the keys are tried again, and may be found absent.
-            if isinstance(error, StoreUnavailableError) and error.throttled:
+            if isinstance(error, errors.StoreUnavailableError) and error.throttled:
                 self._asked_for.update(candidate.key for candidate in free)
             else:
                 self._is_over = True

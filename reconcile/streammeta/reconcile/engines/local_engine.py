@@ -28,20 +28,9 @@ from streammeta.reconcile.listing.inventory_rows import inventory_rows
 from streammeta.reconcile.listing.repeated_keys import KeyNumbers, keep_one_row_a_key
 from streammeta.reconcile.listing.shards import Shard, listed_rows
 from streammeta.reconcile.parquet.arrow_start import return_memory
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT
 from streammeta.reconcile.vocabulary.errors import ReconcileError
-from streammeta.reconcile.vocabulary.tables import (
-    CANDIDATE_COLUMNS,
-    LISTING_COLUMNS,
-    OUTCOME_COLUMNS,
-    ROWS_A_GROUP,
-    Counts,
-    Tally,
-    arrow_schema,
-    gather_batches,
-    read_batches,
-    table_writer,
-)
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.opening import open_object_store
 
@@ -89,21 +78,21 @@ class LocalEngine:
         ]
         return _write_parts(parts, budget, listing, _FILES_AT_ONCE)
 
-    def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
+    def count_owners(self, listing: Path) -> Mapping[Owner, tables.Tally]:
         """See `Engine.count_owners`."""
-        counts = Counts("owner")
-        for batch in read_batches(listing, LISTING_COLUMNS):
+        counts = tables.Counts("owner")
+        for batch in tables.read_batches(listing, tables.LISTING_COLUMNS):
             counts.add(batch)
         return {Owner(owner): tally for owner, tally in counts.tallies().items()}
 
-    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
+    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, tables.Tally]:
         """See `Engine.judge`."""
         return judge_locally(draft, rules, namespace)
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`. The outcomes of a batch are on disk before the next batch."""
         outcomes.mkdir(parents=True)
-        schema = arrow_schema(OUTCOME_COLUMNS)
+        schema = tables.arrow_schema(tables.OUTCOME_COLUMNS)
         wanted = _sorted_candidates(candidates)
         with relayed(self._is_ending, Path(order.signals_folder)):
             for number, rows in enumerate(carry_out(order, ONLY_ATTEMPT, wanted)):
@@ -190,8 +179,8 @@ def _write_parts(parts: Sequence[_Part], budget: _Budget, listing: Path, at_once
 def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> int:
     total = 0
     try:
-        with closing(part), table_writer(path, LISTING_COLUMNS) as writer:
-            for rows in gather_batches(budget.count(part), ROWS_A_GROUP):
+        with closing(part), tables.table_writer(path, tables.LISTING_COLUMNS) as writer:
+            for rows in tables.gather_batches(budget.count(part), tables.ROWS_A_GROUP):
                 writer.write_batch(rows)
                 # After the write, so that a failed part does not count.
                 keys.add(rows)
@@ -208,8 +197,8 @@ def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:
     They are in key order, so that neighbours are looked up together. Of very many candidates, each
     run that fits memory is sorted separately.
     """
-    schema = arrow_schema(CANDIDATE_COLUMNS)
-    batches = read_batches(folder, CANDIDATE_COLUMNS)
+    schema = tables.arrow_schema(tables.CANDIDATE_COLUMNS)
+    batches = tables.read_batches(folder, tables.CANDIDATE_COLUMNS)
     while run := list(_first_rows(batches, _ROWS_SORTED)):
         table = pa.Table.from_batches(run, schema=schema).sort_by("key")
         yield from table.to_batches(max_chunksize=LARGEST_BATCH)

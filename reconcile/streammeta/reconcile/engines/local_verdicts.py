@@ -29,35 +29,20 @@ from streammeta.reconcile.parquet.arrow_start import return_memory
 from streammeta.reconcile.parquet.pages import Pages, Presence, name_pages, number_pages
 from streammeta.reconcile.parquet.splice import Splice, SplicePart, open_splice
 from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary import tables, verdicts
 from streammeta.reconcile.vocabulary.errors import ReconcileError
-from streammeta.reconcile.vocabulary.tables import (
-    CANDIDATE_COLUMNS,
-    VERDICT_COLUMNS,
-    Tally,
-    arrow_schema,
-    groups_to_read,
-    open_table_file,
-    table_writer,
-)
-from streammeta.reconcile.vocabulary.verdicts import (
-    ABSENT,
-    NUMBERED,
-    Int64Column,
-    JoinedColumns,
-    Rules,
-    Verdict,
-    verdict_numbers,
-)
 
 _FILE = "part-00000.parquet"
 _LISTED = ("owner", "object_id", "size", "modified_ms")
 _NAMED = ("key", "etag")
 _OF_MAP = ("map_state", "map_size", "map_node")
-_ORPHAN = NUMBERED.index(Verdict.ORPHAN)
+_ORPHAN = verdicts.NUMBERED.index(verdicts.Verdict.ORPHAN)
 _Numbers = npt.NDArray[np.int8]
 
 
-def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
+def judge_locally(
+    draft: Path, rules: verdicts.Rules, namespace: str
+) -> Mapping[verdicts.Verdict, tables.Tally]:
     """See `Engine.judge`."""
     counts = _Counts()
     with ExitStack() as stack:
@@ -71,7 +56,7 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
         writer = stack.enter_context(BackgroundWriter())
         for piece, joined in prefetch(_join_pieces(files, metadata)):
             # All rows of a piece at once. A call per row would take most of the time.
-            numbers = verdict_numbers(_joined_columns(piece, joined), rules)
+            numbers = verdicts.verdict_numbers(_joined_columns(piece, joined), rules)
             # Number 0 is for objects without a listed key, and every row here has one.
             if not numbers.all():
                 raise ReconcileError(
@@ -97,7 +82,7 @@ class _Piece:
     path: Path
     metadata: pq.FileMetaData
     groups: Sequence[int]
-    columns: Mapping[str, Int64Column]
+    columns: Mapping[str, verdicts.Int64Column]
 
     def rows_of_groups(self) -> list[int]:
         """The number of rows of each row group."""
@@ -111,43 +96,47 @@ def _join_pieces(files: Iterable[Path], metadata: MetadataJoin) -> Iterator[tupl
 
 def _pieces(files: Iterable[Path]) -> Iterator[_Piece]:
     for path in files:
-        with open_table_file(path) as file:
-            for groups in groups_to_read(file.metadata):
+        with tables.open_table_file(path) as file:
+            for groups in tables.groups_to_read(file.metadata):
                 table = file.read_row_groups(groups, columns=_LISTED, use_threads=False)
                 columns = {name: _numbers_of(table.column(name)) for name in _LISTED}
                 yield _Piece(path, file.metadata, groups, columns)
 
 
-def _numbers_of(column: pa.ChunkedArray) -> Int64Column:
-    filled = column.fill_null(ABSENT) if column.null_count else column
-    values: Int64Column = filled.to_numpy()
+def _numbers_of(column: pa.ChunkedArray) -> verdicts.Int64Column:
+    filled = column.fill_null(verdicts.ABSENT) if column.null_count else column
+    values: verdicts.Int64Column = filled.to_numpy()
     return values
 
 
-def _joined_columns(piece: _Piece, joined: Joined) -> JoinedColumns:
+def _joined_columns(piece: _Piece, joined: Joined) -> verdicts.JoinedColumns:
     """Return the input of the verdict rules. No rule for listed keys uses the commit time."""
-    wanted = JoinedColumns.__dataclass_fields__
+    wanted = verdicts.JoinedColumns.__dataclass_fields__
     metadata = {name: column for name, column in joined.columns.items() if name in wanted}
-    return JoinedColumns(**piece.columns, **metadata, map_time_ms=ABSENT)
+    return verdicts.JoinedColumns(**piece.columns, **metadata, map_time_ms=verdicts.ABSENT)
 
 
 class _Counts:
     """Keys and bytes by the number of their verdict."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Tally] = {}
+        self._found: dict[int, tables.Tally] = {}
 
-    def add(self, numbers: _Numbers, sizes: Int64Column) -> None:
+    def add(self, numbers: _Numbers, sizes: verdicts.Int64Column) -> None:
         """Count rows. The verdict number 0 stands for no verdict."""
         for number, count in _present(numbers):
             # Usually one verdict covers the whole batch.
             chosen = sizes if count == len(numbers) else sizes[numbers == number]
-            before = self._found.get(number, Tally(0, 0))
-            self._found[number] = Tally(before.keys + count, before.size + int(chosen.sum()))
+            before = self._found.get(number, tables.Tally(0, 0))
+            self._found[number] = tables.Tally(before.keys + count, before.size + int(chosen.sum()))
 
-    def tallies(self) -> dict[Verdict, Tally]:
+    def tallies(self) -> dict[verdicts.Verdict, tables.Tally]:
         """Return the tally of each verdict."""
-        return {Verdict(NUMBERED[number]): tally for number, tally in self._found.items() if number}
+        return {
+            verdicts.Verdict(verdicts.NUMBERED[number]): tally
+            for number, tally in self._found.items()
+            if number
+        }
 
 
 def _present(numbers: _Numbers) -> list[tuple[int, int]]:
@@ -169,10 +158,12 @@ class _Report:
         for folder in (self._verdicts_folder, self._candidates_folder):
             folder.mkdir()
         with ExitStack() as stack:
-            schema = arrow_schema(VERDICT_COLUMNS)
+            schema = tables.arrow_schema(tables.VERDICT_COLUMNS)
             splice = open_splice(self._verdicts_folder / _FILE, schema)
             self._verdicts: Splice = stack.enter_context(splice)
-            candidates = table_writer(self._candidates_folder / _FILE, CANDIDATE_COLUMNS)
+            candidates = tables.table_writer(
+                self._candidates_folder / _FILE, tables.CANDIDATE_COLUMNS
+            )
             self._candidates = stack.enter_context(candidates)
             stack.enter_context(self._source)
             # Only if every file opened. Otherwise the inner stack closes the opened ones.
@@ -215,7 +206,7 @@ class _Report:
         """Add rows of the report without a listed key."""
         if rows.num_rows:
             with pa.BufferOutputStream() as sink:
-                with table_writer(sink, VERDICT_COLUMNS) as writer:
+                with tables.table_writer(sink, tables.VERDICT_COLUMNS) as writer:
                     writer.write_batch(rows)
                 written = sink.getvalue()
             metadata = pq.read_metadata(pa.BufferReader(written))
@@ -244,7 +235,9 @@ class _Source:
             self._stack.close()
             self._path = piece.path
             self.file = self._stack.enter_context(piece.path.open("rb", buffering=0))
-            self.table = self._stack.enter_context(open_table_file(piece.path, piece.metadata))
+            self.table = self._stack.enter_context(
+                tables.open_table_file(piece.path, piece.metadata)
+            )
 
 
 def _made_pages(
@@ -255,4 +248,4 @@ def _made_pages(
     for rows in [slice(end - count, end) for end, count in zip(ends, rows_of_groups, strict=True)]:
         presence = Presence(joined.is_known[rows])
         pages = {name: number_pages(joined.columns[name][rows], presence) for name in _OF_MAP}
-        yield pages | {"verdict": name_pages(numbers[rows], NUMBERED)}
+        yield pages | {"verdict": name_pages(numbers[rows], verdicts.NUMBERED)}

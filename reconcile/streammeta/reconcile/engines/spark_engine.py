@@ -25,18 +25,8 @@ from streammeta.reconcile.listing.inventory_rows import inventory_rows
 from streammeta.reconcile.listing.repeated_keys import OF_VERSIONS, PRECEDENCE
 from streammeta.reconcile.listing.shards import Shard
 from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT, Attempt
-from streammeta.reconcile.vocabulary.tables import (
-    CANDIDATE_COLUMNS,
-    LISTING_COLUMNS,
-    MAP_COLUMNS,
-    OUTCOME_COLUMNS,
-    VERDICT_COLUMNS,
-    Counts,
-    Tally,
-    count_rows,
-    read_batches,
-)
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 
 if TYPE_CHECKING:
@@ -77,38 +67,40 @@ class SparkEngine:
             self._spark.dataSource.register(ListingSource)
             source = self._spark.read.format(FORMAT).options(store=uri, namespace=namespace)
             source.option("cuts", cuts).load().write.parquet(str(listing))
-        return count_rows(listing)
+        return tables.count_rows(listing)
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
         """See `Engine.list_inventory`. Each file is one task. Raises `SparkJobError`."""
         count = len(inventory.files)
         with job_errors(f"reading the inventory {inventory.place}"):
             files = self._spark.range(0, count, 1, max(1, count))
-            listed = files.mapInArrow(_inventory_reader(inventory, namespace), LISTING_COLUMNS)
+            listed = files.mapInArrow(
+                _inventory_reader(inventory, namespace), tables.LISTING_COLUMNS
+            )
             listed.write.parquet(str(listing))
-        return count_rows(listing)
+        return tables.count_rows(listing)
 
-    def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
+    def count_owners(self, listing: Path) -> Mapping[Owner, tables.Tally]:
         """See `Engine.count_owners`."""
         with job_errors("counting the listing"):
-            rows = self._read(listing, LISTING_COLUMNS)
+            rows = self._read(listing, tables.LISTING_COLUMNS)
             found = _tallies(_own_keys(rows).unionByName(_other_rows(rows)), "owner")
         return {Owner(owner): tally for owner, tally in found.items()}
 
-    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
+    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, tables.Tally]:
         """See `Engine.judge`."""
         from pyspark.sql import functions as sql
 
         path = draft / plan_folder.VERDICTS
         with job_errors("comparing bucket and map"):
             judged_table(self._joined(draft), rules, namespace).write.parquet(str(path))
-            verdicts = self._read(path, VERDICT_COLUMNS)
+            verdicts = self._read(path, tables.VERDICT_COLUMNS)
             candidates = verdicts.where(sql.col("verdict") == str(Verdict.ORPHAN))
-            names = [column.split()[0] for column in CANDIDATE_COLUMNS.split(",")]
+            names = [column.split()[0] for column in tables.CANDIDATE_COLUMNS.split(",")]
             candidates.select(*names).write.parquet(str(draft / plan_folder.CANDIDATES))
         # Two columns of few values: another job would take longer than to read them here.
-        counts = Counts("verdict")
-        for rows in read_batches(path, "verdict string, size long"):
+        counts = tables.Counts("verdict")
+        for rows in tables.read_batches(path, "verdict string, size long"):
             counts.add(rows)
         return {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
 
@@ -120,18 +112,18 @@ class SparkEngine:
         ):
             tasks = max(1, min(self._spark.sparkContext.defaultParallelism, int(order.keys_per_s)))
             share = replace(order, keys_per_s=order.keys_per_s / tasks)
-            rows = self._read(candidates, CANDIDATE_COLUMNS)
+            rows = self._read(candidates, tables.CANDIDATE_COLUMNS)
             spread = rows.repartitionByRange(tasks, "key").sortWithinPartitions("key")
             deleter = _deleter(share, tracing_of_tasks())
-            spread.mapInArrow(deleter, OUTCOME_COLUMNS).write.parquet(str(outcomes))
+            spread.mapInArrow(deleter, tables.OUTCOME_COLUMNS).write.parquet(str(outcomes))
 
     def _read(self, table: Path, columns: str) -> DataFrame:
         return self._spark.read.schema(columns).parquet(str(table))
 
     def _joined(self, draft: Path) -> DataFrame:
         """Our keys with their facts in the metadata, objects without a key, and all other rows."""
-        listing = self._read(draft / plan_folder.LISTING, LISTING_COLUMNS)
-        of_map = self._read(draft / plan_folder.MAP, MAP_COLUMNS)
+        listing = self._read(draft / plan_folder.LISTING, tables.LISTING_COLUMNS)
+        of_map = self._read(draft / plan_folder.MAP, tables.MAP_COLUMNS)
         both = _own_keys(listing).join(of_map, "object_id", "full_outer")
         return both.unionByName(_other_rows(listing), allowMissingColumns=True)
 
@@ -163,14 +155,14 @@ def _one_row_of_each(rows: DataFrame, column: str) -> DataFrame:
     return rows.withColumn("place", place).where(sql.col("place") == 1).drop("place")
 
 
-def _tallies(table: DataFrame, column: str) -> dict[Any, Tally]:
+def _tallies(table: DataFrame, column: str) -> dict[Any, tables.Tally]:
     """Count the keys and bytes of a table for each value of a column."""
     from pyspark.sql import functions as sql
 
     counted = table.groupBy(column).agg(
         sql.count("*").alias("keys"), sql.coalesce(sql.sum("size"), sql.lit(0)).alias("size")
     )
-    return {row[column]: Tally(row["keys"], row["size"]) for row in counted.collect()}
+    return {row[column]: tables.Tally(row["keys"], row["size"]) for row in counted.collect()}
 
 
 def _inventory_reader(

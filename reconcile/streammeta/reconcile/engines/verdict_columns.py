@@ -8,20 +8,14 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from streammeta.reconcile.vocabulary import verdicts
 from streammeta.reconcile.vocabulary.tables import VERDICT_COLUMNS, arrow_schema
-from streammeta.reconcile.vocabulary.verdicts import (
-    ABSENT,
-    OTHERWISE,
-    JoinedColumns,
-    Rules,
-    ladder,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def judged_table(joined: DataFrame, rules: Rules, namespace: str) -> DataFrame:
+def judged_table(joined: DataFrame, rules: verdicts.Rules, namespace: str) -> DataFrame:
     """Return the rows of the report, without rows that need no report."""
     from pyspark.sql import functions as sql
 
@@ -31,18 +25,20 @@ def judged_table(joined: DataFrame, rules: Rules, namespace: str) -> DataFrame:
     return joined.select(*columns).where(sql.col("verdict") != "")
 
 
-def _verdict(rules: Rules) -> Column:
+def _verdict(rules: verdicts.Rules) -> Column:
     """The first verdict of the ladder whose condition holds."""
     from pyspark.sql import functions as sql
 
     def column(name: str) -> Column:
-        return sql.coalesce(sql.col(name), sql.lit(ABSENT))
+        return sql.coalesce(sql.col(name), sql.lit(verdicts.ABSENT))
 
-    rows = JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
+    rows = verdicts.JoinedColumns(
+        **{name: column(name) for name in verdicts.JoinedColumns.__dataclass_fields__}
+    )
     return reduce(
         lambda below, rule: sql.when(rule[0], sql.lit(str(rule[1]))).otherwise(below),
-        reversed(ladder(rows, rules)),
-        sql.lit(str(OTHERWISE)),
+        reversed(verdicts.ladder(rows, rules)),
+        sql.lit(str(verdicts.OTHERWISE)),
     )
 
 

@@ -23,11 +23,7 @@ from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.metadata.export import copy_of_metadata
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import LossCounts, LostRange
-from streammeta.reconcile.vocabulary.tables import (
-    LOSS_COLUMNS,
-    arrow_schema,
-    read_batches,
-)
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.verdicts import ABSENT, LOST, WANTED_STATES, Verdict
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -61,7 +57,7 @@ def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> Los
     with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
         is_lost = list(pool.map(lambda suspect: _is_still_lost(store, suspect), suspects))
     lost = [suspect for suspect, still in zip(suspects, is_lost, strict=True) if still]
-    rows = arrow_schema(LOSS_COLUMNS).empty_table()
+    rows = tables.arrow_schema(tables.LOSS_COLUMNS).empty_table()
     if lost:
         with copy_of_metadata(leader, draft / _COPY) as checkpoint:
             rows = _described(lost, checkpoint)
@@ -74,7 +70,7 @@ def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> Los
 def _suspects(verdicts: Path) -> Iterator[_Suspect]:
     wanted = pa.array([str(verdict) for verdict in LOST])
     columns = "key string, object_id long, verdict string, map_size long"
-    for rows in read_batches(verdicts, columns):
+    for rows in tables.read_batches(verdicts, columns):
         found = rows.filter(pc.is_in(rows["verdict"], wanted))
         for row in found.to_pylist():
             yield _Suspect(row["key"], row["object_id"], Verdict(row["verdict"]), row["map_size"])
@@ -110,9 +106,9 @@ def _described(lost: Sequence[_Suspect], checkpoint: CheckpointReader) -> pa.Tab
     order = [(name, "ascending") for name in ("stream_id", "start_offset", "object_id")]
 
     return (
-        joined.select(arrow_schema(LOSS_COLUMNS).names)
+        joined.select(tables.arrow_schema(tables.LOSS_COLUMNS).names)
         .sort_by(order)
-        .cast(arrow_schema(LOSS_COLUMNS))
+        .cast(tables.arrow_schema(tables.LOSS_COLUMNS))
     )
 
 

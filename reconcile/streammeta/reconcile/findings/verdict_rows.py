@@ -10,39 +10,34 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streammeta.reconcile.listing.key_owners import owner_of
+from streammeta.reconcile.vocabulary import verdicts
 from streammeta.reconcile.vocabulary.tables import VERDICT_COLUMNS, arrow_schema, record_batch
-from streammeta.reconcile.vocabulary.verdicts import (
-    ABSENT,
-    NUMBERED,
-    Int64Column,
-    JoinedColumns,
-    Rules,
-    Verdict,
-    verdict_numbers,
-)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import OldVersion
 
 
 def unlisted_rows(
-    ids: Int64Column, of_map: Mapping[str, Int64Column], rules: Rules, namespace: str
+    ids: verdicts.Int64Column,
+    of_map: Mapping[str, verdicts.Int64Column],
+    rules: verdicts.Rules,
+    namespace: str,
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int8]]:
     """Return rows of the report for objects in the metadata without a listed key.
 
     Objects with an empty verdict are omitted. The others get the key that they should have. The
     second value is the number of each row's verdict.
     """
-    absent = np.full(len(ids), ABSENT, dtype=np.int64)
-    names = JoinedColumns.__dataclass_fields__
+    absent = np.full(len(ids), verdicts.ABSENT, dtype=np.int64)
+    names = verdicts.JoinedColumns.__dataclass_fields__
     columns = {name: of_map.get(name, absent) for name in names} | {"object_id": ids}
-    numbers = verdict_numbers(JoinedColumns(**columns), rules)
+    numbers = verdicts.verdict_numbers(verdicts.JoinedColumns(**columns), rules)
     kept = np.flatnonzero(numbers)
     numbers = numbers[kept]
     nothing = {name: [None] * len(kept) for name in arrow_schema(VERDICT_COLUMNS).names}
     found: dict[str, Any] = {
         "key": [key_for(object_id, namespace) for object_id in ids[kept].tolist()],
         "object_id": ids[kept],
-        "verdict": [str(NUMBERED[number]) for number in numbers.tolist()],
+        "verdict": [str(verdicts.NUMBERED[number]) for number in numbers.tolist()],
         **{name: of_map[name][kept] for name in ("map_state", "map_size", "map_node")},
     }
     return record_batch(VERDICT_COLUMNS, nothing | found), numbers
@@ -50,7 +45,7 @@ def unlisted_rows(
 
 def version_rows(versions: Sequence[OldVersion], namespace: str) -> pa.RecordBatch:
     """Return rows of the report for noncurrent versions, with their ids as notes."""
-    names = {True: Verdict.DELETE_MARKER, False: Verdict.OLD_VERSION}
+    names = {True: verdicts.Verdict.DELETE_MARKER, False: verdicts.Verdict.OLD_VERSION}
     found: dict[str, Any] = {
         "key": [version.key for version in versions],
         "object_id": [owner_of(version.key, namespace)[1] for version in versions],
@@ -75,7 +70,7 @@ def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
     } | {
         "key": keys,
         "object_id": [owner_of(key, namespace)[1] for key in keys],
-        "verdict": [str(Verdict.UNFINISHED_UPLOAD)] * count,
+        "verdict": [str(verdicts.Verdict.UNFINISHED_UPLOAD)] * count,
         "note": uploads["upload_id"],
         "modified_ms": uploads["started_ms"],
     }

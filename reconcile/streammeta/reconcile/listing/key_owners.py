@@ -17,16 +17,10 @@ from streammeta.reconcile.cluster.lease import is_lease_key
 from streammeta.reconcile.vocabulary.quarantine import is_quarantined
 from streammeta.reconcile.vocabulary.verdicts import Int64Column, Owner
 from streammeta.storage.cluster_files.bucket_marker import is_own_key
-from streammeta.storage.object_format.object_key import (
-    ForeignKey,
-    OtherClusterKey,
-    OwnKey,
-    cluster_namespace,
-    parse_key,
-)
+from streammeta.storage.object_format import object_key
 from streammeta.storage.object_log.slot_keys import parse_log_key
 
-_NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
+_NAMESPACE_PREFIX = object_key.cluster_namespace("x")[:-1]
 _PREFIX_DIGITS = 8
 _SPELLING = "^([0-9a-f]{8})/%s/(0|[1-9][0-9]{0,9})$"
 _PREFIX = re.compile("[0-9a-f]{8}")
@@ -46,12 +40,12 @@ def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
     if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
         return Owner.OTHER_CLUSTER, None, other
 
-    match parse_key(key, namespace):
-        case OwnKey(object_id):
+    match object_key.parse_key(key, namespace):
+        case object_key.OwnKey(object_id):
             return Owner.OWN, object_id, ""
-        case OtherClusterKey(object_id, other):
+        case object_key.OtherClusterKey(object_id, other):
             return Owner.OTHER_CLUSTER, object_id, other
-        case ForeignKey(reason):
+        case object_key.ForeignKey(reason):
             return Owner.FOREIGN, None, reason
 
 

@@ -19,15 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streammeta.reconcile.parquet.arrow_start import return_memory
-from streammeta.reconcile.vocabulary.tables import (
-    LISTING_COLUMNS,
-    arrow_schema,
-    files_of,
-    gather_batches,
-    read_batches,
-    read_file,
-    table_writer,
-)
+from streammeta.reconcile.vocabulary import tables
 
 _ROWS_A_BATCH = 20_000
 _USED_COLUMNS = "owner long, object_id long"
@@ -45,7 +37,7 @@ def in_order_of_partitions(
     """
     # The first batch of each file is a sample. A wrong guess costs time, not correctness.
     if all(map(_is_ascending, map(partitions_of, _first_batches(listing)))):
-        yield from files_of(listing)
+        yield from tables.files_of(listing)
         return
 
     spread(listing, partitions_of, scratch)
@@ -54,9 +46,9 @@ def in_order_of_partitions(
         with (
             pa.OSFile(str(path)) as file,
             pa.ipc.open_stream(file) as pieces,
-            table_writer(path.with_suffix(".parquet"), LISTING_COLUMNS) as writer,
+            tables.table_writer(path.with_suffix(".parquet"), tables.LISTING_COLUMNS) as writer,
         ):
-            for rows in gather_batches(pieces, _ROWS_A_BATCH):
+            for rows in tables.gather_batches(pieces, _ROWS_A_BATCH):
                 writer.write_batch(rows)
         # Frees the space of each part before the next one is rewritten.
         path.unlink()
@@ -64,8 +56,8 @@ def in_order_of_partitions(
 
 
 def _first_batches(listing: Path) -> Iterator[pa.RecordBatch]:
-    for path in files_of(listing):
-        yield from itertools.islice(read_file(path, _USED_COLUMNS), 1)
+    for path in tables.files_of(listing):
+        yield from itertools.islice(tables.read_file(path, _USED_COLUMNS), 1)
 
 
 def _is_ascending(numbers: npt.NDArray[np.uint8]) -> bool:
@@ -75,10 +67,10 @@ def _is_ascending(numbers: npt.NDArray[np.uint8]) -> bool:
 
 def spread(listing: Path, partitions_of: PartitionsOf, scratch: Path) -> None:
     """Write the rows of each partition to a separate file, named by the partition."""
-    schema = arrow_schema(LISTING_COLUMNS)
+    schema = tables.arrow_schema(tables.LISTING_COLUMNS)
     writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
     with ExitStack() as stack:
-        for listed in read_batches(listing, LISTING_COLUMNS):
+        for listed in tables.read_batches(listing, tables.LISTING_COLUMNS):
             numbers = partitions_of(listed)
             # Stable, so rows of one partition keep the order of their keys.
             order = np.argsort(numbers, kind="stable")

@@ -16,13 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.reconcile.listing.key_owners import owner_columns, owner_of
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import ConfigurationError
-from streammeta.reconcile.vocabulary.tables import (
-    LISTING_COLUMNS,
-    UPLOAD_COLUMNS,
-    arrow_schema,
-    record_batch,
-)
 from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 
@@ -116,11 +111,13 @@ def write_uploads(store: ObjectStore, folder: Path) -> int:
     folder.mkdir()
     total = 0
     uploads = store.list_multipart_uploads()
-    with pq.ParquetWriter(folder / "uploads.parquet", arrow_schema(UPLOAD_COLUMNS)) as writer:
+    with pq.ParquetWriter(
+        folder / "uploads.parquet", tables.arrow_schema(tables.UPLOAD_COLUMNS)
+    ) as writer:
         while page := list(itertools.islice(uploads, _ROWS_A_BATCH)):
             columns = ("key", "upload_id", "started_ms")
             values = {name: [getattr(upload, name) for upload in page] for name in columns}
-            writer.write_batch(record_batch(UPLOAD_COLUMNS, values))
+            writer.write_batch(tables.record_batch(tables.UPLOAD_COLUMNS, values))
             total += len(page)
     return total
 
@@ -137,7 +134,7 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
         "object_id": object_ids,
         "note": notes,
     }
-    return record_batch(LISTING_COLUMNS, values)
+    return tables.record_batch(tables.LISTING_COLUMNS, values)
 
 
 def _as_text(key: str) -> str:

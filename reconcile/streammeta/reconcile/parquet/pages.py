@@ -14,13 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streammeta.reconcile.parquet.layout import (
-    Chunk,
-    data_page_header,
-    dictionary_page_header,
-    integer,
-    varint,
-)
+from streammeta.reconcile.parquet import layout
 
 _BLOCK = 128
 """A block of packed differences has a multiple of so many."""
@@ -32,7 +26,7 @@ _LZ4 = pa.Codec("lz4_raw")
 class Pages:
     """An encoded column of a row group."""
 
-    chunk: Chunk
+    chunk: layout.Chunk
     content: bytes
 
 
@@ -55,7 +49,7 @@ def number_pages(column: npt.NDArray[np.signedinteger[Any]], presence: Presence)
     packed = _packed_differences(presence.values_of(column).astype(np.int64, copy=False))
     content, size = _data_page(presence.levels + packed, presence.rows, "DELTA_BINARY_PACKED")
     encodings = ("RLE", "DELTA_BINARY_PACKED")
-    chunk = Chunk("INT64", encodings, "LZ4", presence.rows, 0, len(content), size)
+    chunk = layout.Chunk("INT64", encodings, "LZ4", presence.rows, 0, len(content), size)
     return Pages(chunk, content)
 
 
@@ -66,7 +60,7 @@ def name_pages(numbers: npt.NDArray[np.int8], names: tuple[str, ...]) -> Pages:
     body = _one_level(rows) + bytes([8]) + _packed_run(rows) + places
     content, size = _data_page(body, rows, "RLE_DICTIONARY")
     dictionary, dictionary_size = _dictionary_page(names)
-    chunk = Chunk(
+    chunk = layout.Chunk(
         physical_type="BYTE_ARRAY",
         encodings=("PLAIN", "RLE", "RLE_DICTIONARY"),
         codec="LZ4",
@@ -82,7 +76,7 @@ def name_pages(numbers: npt.NDArray[np.int8], names: tuple[str, ...]) -> Pages:
 def _data_page(body: bytes, rows: int, encoding: str) -> tuple[bytes, int]:
     """A page, and its size before compression."""
     compressed = _LZ4.compress(body, asbytes=True)
-    header = data_page_header((len(body), len(compressed)), rows, encoding)
+    header = layout.data_page_header((len(body), len(compressed)), rows, encoding)
     return header + compressed, len(header) + len(body)
 
 
@@ -92,13 +86,13 @@ def _dictionary_page(names: tuple[str, ...]) -> tuple[bytes, int]:
     values = [name.encode() for name in names]
     body = b"".join(len(value).to_bytes(4, "little") + value for value in values)
     compressed = _LZ4.compress(body, asbytes=True)
-    header = dictionary_page_header((len(body), len(compressed)), len(values))
+    header = layout.dictionary_page_header((len(body), len(compressed)), len(values))
     return header + compressed, len(header) + len(body)
 
 
 def _one_level(rows: int) -> bytes:
     """Definition levels of rows that all have a value: a run of ones."""
-    return _with_length(varint(rows << 1) + b"\1")
+    return _with_length(layout.varint(rows << 1) + b"\1")
 
 
 def _levels(is_present: npt.NDArray[np.bool_]) -> bytes:
@@ -113,7 +107,7 @@ def _with_length(levels: bytes) -> bytes:
 
 def _packed_run(count: int) -> bytes:
     """Head of a run of packed values: the number of groups of eight."""
-    return varint(-(-count // 8) << 1 | 1)
+    return layout.varint(-(-count // 8) << 1 | 1)
 
 
 def _packed_differences(values: npt.NDArray[np.int64]) -> bytes:
@@ -124,7 +118,9 @@ def _packed_differences(values: npt.NDArray[np.int64]) -> bytes:
     steps = values[1:] - values[:-1]
     block = max(_BLOCK, len(steps) + -len(steps) % _BLOCK)
     first = int(values[0]) if len(values) else 0
-    head = varint(block) + varint(1) + varint(len(values)) + integer(first)
+    head = (
+        layout.varint(block) + layout.varint(1) + layout.varint(len(values)) + layout.integer(first)
+    )
     if not len(steps):
         return head
     least = steps.min()
@@ -133,7 +129,7 @@ def _packed_differences(values: npt.NDArray[np.int64]) -> bytes:
     packed = np.zeros(block if width else 0, dtype=f"<u{width or 1}")
     if width:
         packed[: len(above)] = above
-    return head + integer(int(least)) + bytes([8 * width]) + packed.tobytes()
+    return head + layout.integer(int(least)) + bytes([8 * width]) + packed.tobytes()
 
 
 def _bytes_for(largest: int) -> int:

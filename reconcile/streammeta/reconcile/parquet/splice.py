@@ -17,20 +17,12 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streammeta.reconcile.parquet.layout import (
-    CODECS,
-    ENCODINGS,
-    MAGIC,
-    PHYSICAL_TYPES,
-    Chunk,
-    footer,
-    row_group,
-)
+from streammeta.reconcile.parquet import layout
 from streammeta.reconcile.parquet.pages import Pages
 from streammeta.reconcile.vocabulary.errors import ReconcileError
 
 _COPY_BYTES = 1 << 18
-_Placed: TypeAlias = tuple[Chunk, int]
+_Placed: TypeAlias = tuple[layout.Chunk, int]
 """A chunk, and the byte that it begins at."""
 
 
@@ -65,10 +57,10 @@ class Splice:
     def __init__(self, file: BufferedWriter, schema: pa.Schema) -> None:
         self._file = file
         self._schema = schema
-        self._types = {field.name: PHYSICAL_TYPES[field.type] for field in schema}
+        self._types = {field.name: layout.PHYSICAL_TYPES[field.type] for field in schema}
         self._groups: list[bytes] = []
         self._rows = 0
-        self._end = file.write(MAGIC)
+        self._end = file.write(layout.MAGIC)
         self._buffer = bytearray(_COPY_BYTES)
 
     def add(self, part: SplicePart, made: Mapping[str, Pages]) -> None:
@@ -91,10 +83,10 @@ class Splice:
         for name, pages in made.items():
             chunks[name] = (pages.chunk, self._end)
             self._end += self._file.write(pages.content)
-        self._groups.append(row_group([(name, *chunks[name]) for name in self._types], rows))
+        self._groups.append(layout.row_group([(name, *chunks[name]) for name in self._types], rows))
         self._rows += rows
 
-    def _check(self, chunks: Mapping[str, Chunk], rows: int) -> None:
+    def _check(self, chunks: Mapping[str, layout.Chunk], rows: int) -> None:
         """Raise `SpliceError` for a chunk of another type or another number of rows."""
         for name, wanted in self._types.items():
             found = chunks[name]
@@ -106,7 +98,7 @@ class Splice:
 
     def finish(self) -> None:
         """Write the footer."""
-        self._file.write(footer(self._schema, self._rows, self._groups))
+        self._file.write(layout.footer(self._schema, self._rows, self._groups))
 
     def _copy(self, source: Readable, chunks: Iterable[_Placed]) -> int:
         """Copy these chunks and all between them, and return the distance that they moved."""
@@ -153,17 +145,17 @@ def _chunks_of(part: SplicePart, names: Iterable[str]) -> dict[str, _Placed]:
 
 def _chunk_of(name: str, column: pq.ColumnChunkMetaData) -> _Placed:
     codec, encodings = column.compression, column.encodings
-    if codec not in CODECS or not set(encodings) <= ENCODINGS.keys():
+    if codec not in layout.CODECS or not set(encodings) <= layout.ENCODINGS.keys():
         raise SpliceError(
             f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec},"
-            f" expected {', '.join(CODECS)}, and of encodings {', '.join(ENCODINGS)}"
+            f" expected {', '.join(layout.CODECS)}, and of encodings {', '.join(layout.ENCODINGS)}"
         )
 
     data = start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < data:
         start = column.dictionary_page_offset
 
-    chunk = Chunk(
+    chunk = layout.Chunk(
         physical_type=column.physical_type,
         encodings=encodings,
         codec=codec,
