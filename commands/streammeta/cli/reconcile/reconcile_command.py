@@ -128,13 +128,13 @@ def plan_command(
 @_plan_folder_option
 @_plan_store_option
 @connecting(Endpoints.KNOWN)
-@click.option(
-    "--yes", "delete", is_flag=True, help="Apply the changes. Without this option, only show them."
-)
+@click.option("--yes", is_flag=True, help="Apply the changes. Without this option, only show them.")
 @reconcile_options.removal_options
 @reconcile_options.with_engine
 @with_output
-def apply_command(*, traces: AbstractContextManager[None], output: Output, **settings: Any) -> None:
+def apply_command(
+    *, yes: bool, traces: AbstractContextManager[None], output: Output, **settings: Any
+) -> None:
     """Check every candidate of a plan at the leader, and delete the confirmed orphans.
 
     The command rejects a plan with a failed guard, a plan older than 24 h, and a plan of another
@@ -157,7 +157,7 @@ def apply_command(*, traces: AbstractContextManager[None], output: Output, **set
     started_ms = _now_ms()
     # Deletions must not be broken off, so a signal waits for the current batches.
     with ending_event() as ending:
-        config = ApplyConfig(is_ending=ending.is_set, **settings)  # the fields of the same names
+        config = ApplyConfig(delete=yes, is_ending=ending.is_set, **settings)
         with traces:
             result = apply(config, reconcile_options.tell_progress)
         run = apply_report(result, started_ms, _now_ms())

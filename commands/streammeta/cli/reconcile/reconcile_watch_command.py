@@ -42,7 +42,6 @@ T = TypeVar("T")
 )
 @click.option(
     "--yes",
-    "delete",
     is_flag=True,
     help="Delete orphans. Without this option, rounds only report them.",
 )
@@ -75,6 +74,7 @@ def watch_command(
     every_ms: int,
     kept: int,
     rounds: int | None,
+    yes: bool,
     metrics_file: Path | None,
     traces: AbstractContextManager[None],
     output: Output,
@@ -102,7 +102,8 @@ def watch_command(
     from streammeta.reconcile.watch import WatchConfig, watch
     from streammeta.reconcile.watch_metrics import exposition
 
-    planned, applied = _select(PlanConfig, settings), _select(ApplyConfig, settings)
+    planned = _select(PlanConfig, settings)
+    applied = _select(ApplyConfig, settings | {"delete": yes})
     config = WatchConfig(planned, applied, every_ms / 1000, kept, rounds)
     place = place_of(planned.store)
 
