@@ -21,13 +21,15 @@ from streammeta.cli.local import local_cluster
 from streammeta.cli.local.dev_command import LEVEL_PENDING, PORT_COUNT
 from streammeta.cli.local.local_certificates import LocalCertificates
 from streammeta.cli.local.local_cluster import (
+    DELAY_MAX_S,
     PROGRAM,
+    STEADY_AFTER_S,
     LocalCluster,
+    Supervisor,
     free_ports,
     start_child,
     taken_ports,
 )
-from streammeta.cli.local.restarting import DELAY_MAX_S, STEADY_AFTER_S, Supervisor
 from streammeta.cli.reconcile.reconcile_command import apply_command, plan_command
 from streammeta.cli.root import cli
 from streammeta.client.errors import PermissionDeniedError

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.cli.security import audit_sources
-from streammeta.cli.security.audit_sources import read_files
+from streammeta.cli.security import audit_command
+from streammeta.cli.security.audit_command import read_files
 from streammeta.controller.monitoring.status.peer_status import Answer
 from streammeta.controller.process import audit_log
 from streammeta.controller.process.audit_log import AuditAnchors, read_heads
@@ -260,14 +260,14 @@ def test_verify_compares_the_ends_with_a_map(
 ) -> None:
     path = tmp_path / "audit.log"
     value = Anchor("c", 30, HEAD, 1).encoded()
-    monkeypatch.setattr(audit_sources, "_in_map", lambda _: ({"3": value}, "c"))
+    monkeypatch.setattr(audit_command, "_in_map", lambda _: ({"3": value}, "c"))
     path.write_bytes(b"".join(LINES))
     assert audit("verify", str(path), "--map", "m.checkpoint")[0] == 0
     path.write_bytes(b"".join(LINES[:-1]))
     assert audit("verify", str(path))[0] == 0
     code, answer = audit("verify", str(path), "--map", "m.checkpoint")
     assert (code, answer["error"]["code"]) == (1, "AUDIT_CHAIN")
-    monkeypatch.setattr(audit_sources, "_in_map", lambda _: ({"3": value}, "restored"))
+    monkeypatch.setattr(audit_command, "_in_map", lambda _: ({"3": value}, "restored"))
     assert audit("verify", str(path), "--map", "m.checkpoint")[0] == 0
 
 

@@ -27,8 +27,7 @@ def execute(state: ShellState, words: list[str]) -> Iterator[events.Event]:
         yield _unknown_command(name)
         return
     if not command.takes(len(arguments)):
-        yield events.Problem(
-            events.ProblemCode.USAGE,
+        yield events.usage_problem(
             f"{name}: got {len(arguments)} arguments, expected {command.wanted}",
             f"usage: {command.usage}",
         )
@@ -151,8 +150,7 @@ def _find(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     tags = _tags_in(words)
     streams = state.root.child("streams")
     if tags is None or not isinstance(streams, TaggedDirectory):
-        yield events.Problem(
-            events.ProblemCode.USAGE,
+        yield events.usage_problem(
             f"find: can't find {' '.join(words)}",
             "try `find --tag KEY=VALUE`, with each key once and without a path",
         )
@@ -186,8 +184,7 @@ def _cd(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     for match in resolve(state.root, absolute(state.here, word)):
         matches.append(match)
         if len(matches) > 1:
-            yield events.Problem(
-                events.ProblemCode.USAGE,
+            yield events.usage_problem(
                 f"cd: {word}: matches {path_text(matches[0][0])} and {path_text(match[0])}",
                 "name one directory",
             )
@@ -208,9 +205,7 @@ def _pwd(state: ShellState, _words: list[str]) -> Iterator[events.Event]:
 
 def _history(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if words and not (words[0].isascii() and words[0].isdigit()):
-        yield events.Problem(
-            events.ProblemCode.USAGE, f"history: {words[0]} is not a count", "try `history 10`"
-        )
+        yield events.usage_problem(f"history: {words[0]} is not a count", "try `history 10`")
         return
     # Numbered from the first line of the prompt, however many are shown.
     lines = list(enumerate(state.history, start=1))
@@ -290,4 +285,4 @@ def _not_found(command: str, word: str) -> events.Problem:
 def _unknown_command(name: str) -> events.Problem:
     close = get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean `{close[0]}`?" if close else "`help` lists the commands"
-    return events.Problem(events.ProblemCode.USAGE, f"{name}: unknown command", hint)
+    return events.usage_problem(f"{name}: unknown command", hint)

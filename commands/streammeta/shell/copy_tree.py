@@ -7,7 +7,7 @@ leader knows are missing: sessions of nodes are UNKNOWN, and so is the namespace
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -16,12 +16,10 @@ from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.rpc.services.routes import LeaderView, Route, routes
+from streammeta.rpc.blocking_client import Request, Response, UnaryMethod
 from streammeta.shell.live_tree import tree_of
 from streammeta.shell.state import MetadataCopy
 from streammeta.shell.tree import Directory, Document, File, Value
-
-Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
 
 
 def copy_tree(copy: MetadataCopy) -> Directory:
@@ -51,11 +49,7 @@ class _MapCaller:
         # The leader's own routes, so that a copy answers exactly as a cluster does.
         self._routes = routes(cluster_id, view)
 
-    def call(
-        self,
-        method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
-        request: Request,
-    ) -> Response:
+    def call(self, method: UnaryMethod[Request, Response], request: Request) -> Response:
         """See `live_tree.Caller`."""
         # A stub asks its channel for a function of each method. This one answers from memory.
         ask = cast(Callable[[Request], Response], method(cast(grpc.Channel, _Methods(self._ask))))

@@ -77,6 +77,11 @@ class Problem:
     hint: str = ""
 
 
+def usage_problem(message: str, hint: str) -> Problem:
+    """Return the failure of a command that was called the wrong way."""
+    return Problem(ProblemCode.USAGE, message, hint)
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """The shell's current directory becomes `path`."""

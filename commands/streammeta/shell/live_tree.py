@@ -19,9 +19,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Protocol, TypeAlias, TypeVar
 
-import grpc
-from google.protobuf.message import Message
-
+from streammeta.rpc.blocking_client import Request, Response, UnaryMethod
 from streammeta.shell import documents, tree
 from streammeta.v1 import (
     admin_pb2,
@@ -43,18 +41,11 @@ READ_AHEAD = 100  # files of a listing fetched together once one of them is read
 READ_PATH_LIMIT = 1000  # objects shown of those that hold a stream's records
 SUGGEST_DIGITS = 2  # how many digits completion looks ahead
 
-Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
-
 
 class Caller(Protocol):
     """Sends a request to the leader and returns its answer."""
 
-    def call(
-        self,
-        method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
-        request: Request,
-    ) -> Response:
+    def call(self, method: UnaryMethod[Request, Response], request: Request) -> Response:
         """Send the request. Raises `ApiError` without an answer."""
         ...
 

@@ -12,11 +12,11 @@ from itertools import chain, islice
 from streammeta.shell import usage
 from streammeta.shell.changes import describe_change
 from streammeta.shell.differences import KINDS, differences
-from streammeta.shell.events import Caption, Content, Event, Problem, ProblemCode
+from streammeta.shell.events import Caption, Content, Event, usage_problem
 from streammeta.shell.state import Command, MetadataCopy, MetadataSource, ShellState
 from streammeta.shell.tree import Document, Table, Value
 
-_NO_MAP = Problem(ProblemCode.USAGE, "this tree has no metadata source", "open a cluster or a file")
+_NO_MAP = usage_problem("this tree has no metadata source", "open a cluster or a file")
 
 
 def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
@@ -26,8 +26,7 @@ def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
     by = words[0] if words else "state"
     # Only `tag` has a second word, its key.
     if by not in _USAGES or (by == "tag") != (len(words) == 2):
-        yield Problem(
-            ProblemCode.USAGE,
+        yield usage_problem(
             f"du: can't count bytes by {' '.join(words)}",
             "try `du`, `du stream`, `du node`, `du tag KEY` or `du age`",
         )
@@ -60,10 +59,8 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
     # All kinds are checked first, because a copy takes long.
     for kind in kinds:
         if kind not in KINDS:
-            yield Problem(
-                ProblemCode.USAGE,
-                f"diff: can't compare {kind}",
-                f"choose from {', '.join(KINDS)}, or none for all",
+            yield usage_problem(
+                f"diff: can't compare {kind}", f"choose from {', '.join(KINDS)}, or none for all"
             )
             return
 
@@ -116,8 +113,7 @@ def _tail(state: ShellState, words: list[str]) -> Iterator[Event]:
         yield _NO_MAP
         return
     if not all(word.isascii() and word.isdigit() for word in words):
-        yield Problem(
-            ProblemCode.USAGE,
+        yield usage_problem(
             f"tail: {' '.join(words)}: expected a number of changes and an offset",
             "try `tail`, `tail 10` or `tail 10 12000`",
         )

@@ -10,9 +10,10 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
@@ -20,6 +21,10 @@ from streammeta.rpc.leader_router import FailureKind, LeaderRouter, LeaderSearch
 from streammeta.tls.files import CallerFiles
 
 _Answer = TypeVar("_Answer")
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+UnaryMethod: TypeAlias = "Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]]"
+"""Method of a stub, by the channel of the stub. A call has one request and one response."""
 
 
 class LeaderCallError(Exception):

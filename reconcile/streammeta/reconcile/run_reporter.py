@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import grpc
-
 from streammeta.reconcile.apply import ApplyResult
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.deletion.order import Outcome
@@ -131,22 +129,24 @@ def _add(leader: LeaderClient, run: Run) -> None:
 
 
 def _get(leader: LeaderClient) -> kv_pb2.KVResult:
-    request = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(namespace=NAMESPACE, key=KEY)])
-
-    def call(channel: grpc.Channel) -> kv_pb2.GetKVsResponse:
-        return kv_pb2_grpc.KVServiceStub(channel).GetKVs(request, timeout=_CALL_TIMEOUT_S)
-
-    return _single_result(leader.ask("KVService/GetKVs", call).results)
+    answer = leader.call(
+        "KVService/GetKVs",
+        lambda channel: kv_pb2_grpc.KVServiceStub(channel).GetKVs,
+        kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(namespace=NAMESPACE, key=KEY)]),
+        _CALL_TIMEOUT_S,
+    )
+    return _single_result(answer.results)
 
 
 def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
     item = kv_pb2.KVToPut(namespace=NAMESPACE, key=KEY, value=value, expected_version=version)
-    request = kv_pb2.PutKVsRequest(items=[item])
-
-    def call(channel: grpc.Channel) -> kv_pb2.PutKVsResponse:
-        return kv_pb2_grpc.KVServiceStub(channel).PutKVs(request, timeout=_CALL_TIMEOUT_S)
-
-    return _single_result(leader.ask("KVService/PutKVs", call).results)
+    answer = leader.call(
+        "KVService/PutKVs",
+        lambda channel: kv_pb2_grpc.KVServiceStub(channel).PutKVs,
+        kv_pb2.PutKVsRequest(items=[item]),
+        _CALL_TIMEOUT_S,
+    )
+    return _single_result(answer.results)
 
 
 def _single_result(results: Sequence[kv_pb2.KVResult]) -> kv_pb2.KVResult:

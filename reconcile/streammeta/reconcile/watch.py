@@ -22,7 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -298,15 +298,7 @@ class _Status:
 
 
 def _status_of(last: Round) -> _Status:
-    return _Status(
-        outcome=str(last.outcome),
-        plan=last.plan,
-        problem=last.problem,
-        started_ms=last.started_ms,
-        ended_ms=last.ended_ms,
-        last_success_ms=last.last_success_ms,
-        lost=last.lost,
-    )
+    return _Status(**{field.name: getattr(last, field.name) for field in fields(_Status)})
 
 
 def _last_success_ms(folder: Path) -> int:

@@ -13,13 +13,13 @@ import signal
 import sys
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from streammeta.cli.brokers.node_command import NODE_ID_MAX
 from streammeta.cli.framework.client import store_option
-from streammeta.cli.framework.connecting import connecting
+from streammeta.cli.framework.connecting import connecting, take_tls_files
 from streammeta.cli.framework.output import (
     CommandError,
     Duration,
@@ -32,7 +32,7 @@ from streammeta.cli.framework.output import (
 )
 from streammeta.cli.framework.tracing import exporting_traces, tracing_option
 from streammeta.cli.local.local_cluster import READY_PREFIX
-from streammeta.tls.files import CallerFiles, TlsError, TlsFiles, tls_files
+from streammeta.tls.files import CallerFiles, TlsError, TlsFiles
 
 if TYPE_CHECKING:
     from streammeta.brokers.kafka.service.process import KafkaConfig
@@ -132,13 +132,8 @@ def kafka(
     *,
     connect: tuple[str, ...],
     tls: CallerFiles | None,
-    store: str,
-    node_id: int,
     listen: tuple[str, int],
     advertise: tuple[str, int] | None,
-    listen_tls_ca: Path | None,
-    listen_tls_cert: Path | None,
-    listen_tls_key: Path | None,
     users: Path | None,
     plain_text_passwords: bool,
     linger: int,
@@ -148,6 +143,7 @@ def kafka(
     http_listen: tuple[str, int] | None,
     tracing: bool,
     output_format: OutputFormat,
+    **settings: Any,
 ) -> None:
     """Run a broker for Kafka clients, until Ctrl-C.
 
@@ -165,7 +161,10 @@ def kafka(
 
     if session < SESSION_MS_MIN:
         raise click.UsageError(f"--session is {session} ms, expected at least 2s")
-    listen_tls = _listener_files(listen_tls_ca, listen_tls_cert, listen_tls_key)
+    try:
+        listen_tls = take_tls_files("listen-tls", settings)
+    except TlsError as error:
+        raise click.UsageError(str(error)) from error
     if users is not None and listen_tls is None and not plain_text_passwords:
         _require_loopback(listen[0])
 
@@ -173,8 +172,6 @@ def kafka(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = KafkaConfig(
         controllers=connect,
-        store=store,
-        node_id=node_id,
         host=listen[0],
         port=listen[1],
         advertised=advertise,
@@ -186,6 +183,7 @@ def kafka(
         listen_tls=listen_tls,
         users=users,
         http=http_listen,
+        **settings,  # those whose options have the same names
     )
     try:
         # Tracing ends after the broker, so that its last spans are sent.
@@ -205,13 +203,6 @@ def _certificate_files(tls: CallerFiles | None) -> TlsFiles | None:
             "token-file: a broker needs a certificate. Set --tls-cert and --tls-key"
         )
     return tls
-
-
-def _listener_files(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    try:
-        return tls_files(ca, certificate, key, "listen-tls")
-    except TlsError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _require_loopback(host: str) -> None:

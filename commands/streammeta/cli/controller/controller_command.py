@@ -3,6 +3,7 @@
 import importlib
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from streammeta.cli.framework.client import Command, add_options
 from streammeta.cli.framework.config_file import config_option
+from streammeta.cli.framework.connecting import take_tls_files
 from streammeta.cli.framework.tracing import exporting_traces, tracing_option
 from streammeta.controller.config import (
     AuditFailure,
@@ -20,11 +22,12 @@ from streammeta.controller.config import (
     next_port,
     parse_peers,
 )
-from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.ids import ClusterId
 from streammeta.storage.object_format.object_key import cluster_namespace
-from streammeta.tls.files import TlsError, TlsFiles, tls_files
+from streammeta.tls.files import TlsError
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+_address_option = partial(click.option, metavar="HOST:PORT")
+_file_option = partial(click.option, type=click.Path(path_type=Path, dir_okay=False))
 
 _SETTINGS = {
     "election_timeout_ms": "Election timeout before the next attempt, at random up to twice"
@@ -74,33 +77,21 @@ def _setting_options(command: Command) -> Command:
     return add_options(*options)(command)
 
 
-def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
-    """Remove the three options of a set of TLS files from `settings` and return them."""
-    name = option.replace("-", "_")
-    ca, certificate, key = (settings.pop(f"{name}_{part}") for part in ("ca", "cert", "key"))
-    return tls_files(ca, certificate, key, option)
-
-
 @click.command()
 @config_option
 @click.option("--node-id", type=int, required=True, help="Id of this controller, 0 to 999.")
 @click.option(
     "--cluster-id", required=True, help="Name of the cluster, part of every object's key."
 )
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Address for clients.")
-@click.option(
-    "--advertise",
-    metavar="HOST:PORT",
-    help="Address at which clients reach this controller. [default: --listen]",
+@_address_option("--listen", required=True, help="Address for clients.")
+@_address_option(
+    "--advertise", help="Address at which clients reach this controller. [default: --listen]"
 )
-@click.option(
-    "--peer-listen",
-    metavar="HOST:PORT",
-    help="Address for the other controllers. [default: one port above --listen]",
+@_address_option(
+    "--peer-listen", help="Address for the other controllers. [default: one port above --listen]"
 )
-@click.option(
+@_address_option(
     "--peer-advertise",
-    metavar="HOST:PORT",
     help="Address at which the other controllers reach this one. [default: --peer-listen]",
 )
 @click.option(
@@ -139,31 +130,25 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     " [default: the one whose default namespace this cluster has]",
 )
 @_setting_options
-@click.option(
+@_file_option(
     "--tls-ca",
-    type=_FILE,
     help="CA certificates, as PEM. With this and the next two options, clients and the other"
     " controllers must present a certificate signed by one of them, over TLS 1.3. Files"
     " may be replaced at any time.",
 )
-@click.option(
-    "--tls-cert", type=_FILE, help="Certificate of this controller, issued by `streammeta certs`."
-)
-@click.option("--tls-key", type=_FILE, help="Key of the certificate, readable by its owner only.")
-@click.option(
+@_file_option("--tls-cert", help="Certificate of this controller, issued by `streammeta certs`.")
+@_file_option("--tls-key", help="Key of the certificate, readable by its owner only.")
+@_address_option(
     "--tls-listen",
-    metavar="HOST:PORT",
     help="Address for clients over TLS, in addition to plain text at --listen, during a"
     " migration to TLS.",
 )
-@click.option(
+@_address_option(
     "--token-listen",
-    metavar="HOST:PORT",
     help="Address for people's tools that present a token instead of a certificate, over TLS.",
 )
-@click.option(
+@_address_option(
     "--token-advertise",
-    metavar="HOST:PORT",
     help="Address at which these tools reach this controller. [default: --token-listen]",
 )
 @click.option(
@@ -184,9 +169,9 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Keys that sign the tokens, as a JSON Web Key Set. A file may be replaced at any"
     " time. [default: the keys that the issuer publishes]",
 )
-@click.option("--peer-tls-ca", type=_FILE, help="Other CA certificates for the other controllers.")
-@click.option("--peer-tls-cert", type=_FILE, help="Another certificate for the other controllers.")
-@click.option("--peer-tls-key", type=_FILE, help="Its key.")
+@_file_option("--peer-tls-ca", help="Other CA certificates for the other controllers.")
+@_file_option("--peer-tls-cert", help="Another certificate for the other controllers.")
+@_file_option("--peer-tls-key", help="Its key.")
 # click passes the context and the option too. Only the value counts.
 @click.option(
     "--peer-plain-text",
@@ -196,18 +181,14 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="For a migration of controllers to TLS one by one: first all use plain text and"
     " accept both, then all accept both, then none.",
 )
-@click.option(
-    "--http-listen",
-    metavar="HOST:PORT",
-    help="Address for probes and metrics over HTTP: /livez, /readyz and /metrics.",
+@_address_option(
+    "--http-listen", help="Address for probes and metrics over HTTP: /livez, /readyz and /metrics."
 )
-@click.option(
-    "--http-tls-ca",
-    type=_FILE,
-    help="Other CA certificates for --http-listen than --tls-ca, the default.",
+@_file_option(
+    "--http-tls-ca", help="Other CA certificates for --http-listen than --tls-ca, the default."
 )
-@click.option("--http-tls-cert", type=_FILE, help="Another certificate for --http-listen.")
-@click.option("--http-tls-key", type=_FILE, help="Its key.")
+@_file_option("--http-tls-cert", help="Another certificate for --http-listen.")
+@_file_option("--http-tls-key", help="Its key.")
 @click.option(
     "--http-plain-text",
     is_flag=True,
@@ -238,16 +219,13 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Enable gRPC server reflection, which grpcurl uses.",
 )
 @tracing_option("commits and calls that come with a trace")
-@click.option(
+@_file_option(
     "--policy",
-    type=_FILE,
     help="TOML file that grants roles, denies certificates and assigns namespaces of keys."
     " It is read again when it changes.",
 )
-@click.option(
-    "--audit-log",
-    type=_FILE,
-    help="Record calls in this file, for `streammeta audit`. - is standard output.",
+@_file_option(
+    "--audit-log", help="Record calls in this file, for `streammeta audit`. - is standard output."
 )
 @click.option(
     "--audit-failure",
@@ -266,19 +244,14 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 )
 def controller(
     *,
-    node_id: int,
     cluster_id: str,
     listen: str,
     advertise: str | None,
     peer_listen: str | None,
     peer_advertise: str | None,
     seeds: str,
-    data_dir: Path,
-    store_uri: str,
     namespace: str | None,
     peer_override: str,
-    reflection: bool,
-    audit_log: Path | None,
     audit_failure: str,
     log_level: str,
     check_config: bool,
@@ -302,7 +275,6 @@ def controller(
         check_cluster_id(cluster_id)
         peer_listen = peer_listen or next_port("listen", listen)
         config = ControllerConfig(
-            node_id=NodeId(node_id),
             cluster_id=ClusterId(cluster_id),
             listen=listen,
             advertise=advertise or listen,
@@ -310,14 +282,10 @@ def controller(
             peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
-            tls=_files("tls", settings),
-            peer_tls=_files("peer-tls", settings),
-            http_tls=_files("http-tls", settings),
-            reflection=reflection,
-            audit_log=audit_log,
+            tls=take_tls_files("tls", settings),
+            peer_tls=take_tls_files("peer-tls", settings),
+            http_tls=take_tls_files("http-tls", settings),
             audit_failure=AuditFailure(audit_failure),
-            data_dir=data_dir,
-            store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),
             **settings,  # those whose options have the same names
         )

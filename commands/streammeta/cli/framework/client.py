@@ -12,11 +12,16 @@ from typing import TypeVar
 
 import click
 import grpc
-from google.protobuf.message import Message
 
 from streammeta.controller.errors import ApiError
 from streammeta.rpc.advice import advice, is_refusal
-from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
+from streammeta.rpc.blocking_client import (
+    BlockingClient,
+    LeaderCallError,
+    Request,
+    Response,
+    UnaryMethod,
+)
 from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import FailureKind
 from streammeta.tls.files import CallerFiles
@@ -60,8 +65,6 @@ _HINTS_BY_REASON: dict[str, str] = {
 _REPEATED = frozenset({FailureKind.UNREACHABLE, FailureKind.NOT_LEADER})
 """Failures after which a call is retried. All others are reported at once."""
 
-Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
 Answer = TypeVar("Answer")
 
 
@@ -108,11 +111,7 @@ class ControllerClient(BlockingClient):
         super().__init__(endpoints, _REPEATED, waits_for_cluster=False, tls=tls)
         self.timeout_s = timeout_s
 
-    def call(
-        self,
-        method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
-        request: Request,
-    ) -> Response:
+    def call(self, method: UnaryMethod[Request, Response], request: Request) -> Response:
         """Send `request` to the leader and return its answer.
 
         `method` selects the method of a stub, as in `client.call(lambda channel:

@@ -218,6 +218,13 @@ def files_of(paths: Mapping[str, Path | None]) -> CallerFiles | None:
     return TokenFiles(ca.absolute(), token.absolute())
 
 
+def take_tls_files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
+    """Remove the three options of a set of TLS files from `settings` and return them."""
+    name = option.replace("-", "_")
+    ca, certificate, key = (settings.pop(f"{name}_{part}") for part in ("ca", "cert", "key"))
+    return tls_files(ca, certificate, key, option)
+
+
 def _merge(
     given: Mapping[str, Path | None], of_profile: Mapping[str, Path]
 ) -> Mapping[str, Path | None]:

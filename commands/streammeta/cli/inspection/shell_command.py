@@ -1,9 +1,11 @@
 """`streammeta shell`: browse the metadata as a tree, at a prompt or with one command."""
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import NoReturn
 
 import click
@@ -20,7 +22,6 @@ from streammeta.cli.framework.output import (
     explain,
     with_output,
 )
-from streammeta.cli.framework.paging import show_lines, write_lines
 from streammeta.cli.inspection.metadata_sources import MetadataSources
 from streammeta.shell.commands import COMMANDS, execute
 from streammeta.shell.events import Event, Problem, ProblemCode, json_value, text_lines
@@ -196,3 +197,34 @@ def explain_for_prompt(error: Exception) -> tuple[str, str]:
         return f"defect in streammeta ({type(error).__name__}: {error})", "report it"
     explained = explain(error)
     return str(explained), explained.hint
+
+
+_LESS = "FRX"
+"""Options for `less` unless the user has set some: keep colours and leave the text visible."""
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines, through a pager if standard output is a terminal that is too short for them.
+
+    The pager pulls the lines, so the rest is never fetched if the user quits early.
+    """
+    # A pager in a pipe would wait for a key that nobody presses.
+    if not sys.stdout.isatty():
+        write_lines(lines)
+        return
+    rest = iter(lines)
+    # One line is reserved for the prompt. One more item decides whether the text fits.
+    first = list(islice(rest, shutil.get_terminal_size().lines - 1))
+    following = next(rest, None)
+    if following is None:
+        write_lines(first)
+        return
+    # Only a default: the user's own options for less have precedence.
+    os.environ.setdefault("LESS", _LESS)
+    click.echo_via_pager(f"{line}\n" for line in chain(first, [following], rest))
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Print lines as they arrive."""
+    for line in lines:
+        click.echo(line)

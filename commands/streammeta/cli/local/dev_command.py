@@ -22,10 +22,10 @@ from streammeta.cli.local.local_cluster import (
     READY_PREFIX,
     ChildFailedError,
     LocalCluster,
+    Supervisor,
     free_ports,
     taken_ports,
 )
-from streammeta.cli.local.restarting import Supervisor
 from streammeta.cli.quorum.features_command import change_level
 from streammeta.controller.features import SUPPORTED
 from streammeta.tls.files import TlsFiles

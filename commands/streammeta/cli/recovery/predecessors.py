@@ -7,13 +7,12 @@ on the old marker expires. Until then nothing that the new cluster reads or prom
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import click
-import grpc
 
-from streammeta.cli.framework.client import CallError, Command, ControllerClient, Request, Response
+from streammeta.cli.framework.client import CallError, Command, ControllerClient
 from streammeta.cli.framework.output import CommandError, say_progress
+from streammeta.rpc.blocking_client import Request, Response, UnaryMethod
 from streammeta.rpc.failures import Reason
 from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -79,7 +78,7 @@ def wait_for_fence(
 
 def call_when_fenced(
     client: ControllerClient,
-    method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
+    method: UnaryMethod[Request, Response],
     request: Request,
 ) -> Response:
     """Call the leader, and retry until it knows that the old cluster is fenced.

@@ -3,14 +3,15 @@
 It connects to no controller and works on files only.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from streammeta.cli.framework.client import add_options
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.tls import identity
 
@@ -18,8 +19,6 @@ _COLUMNS = (
     *("file", "identity", "hosts", "from", "until", "days_left", "serial", "sha256", "problems"),
 )
 _ANY_LIFE = click.IntRange(1, 3650)
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -53,26 +52,20 @@ _ca_key_option = click.option(
 )
 
 
-def _of_a_leaf(command: _F) -> _F:
-    """Add the options of every command that signs a certificate."""
-    for option in (
-        click.option(
-            "--cluster-id", required=True, help="Cluster for which the certificate is valid."
-        ),
-        click.option(
-            "--host",
-            "hosts",
-            multiple=True,
-            metavar="NAME|IP",
-            help="Name or address at which others connect to the holder. Repeatable.",
-        ),
-        click.option("--days", type=_ANY_LIFE, default=90, help="Days until it expires."),
-        _dir_option,
-        _ca_key_option,
-    ):
-        command = option(command)
-
-    return command
+_leaf_options = add_options(
+    _ca_key_option,
+    _dir_option,
+    click.option("--days", type=_ANY_LIFE, default=90, help="Days until it expires."),
+    click.option(
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="NAME|IP",
+        help="Name or address at which others connect to the holder. Repeatable.",
+    ),
+    click.option("--cluster-id", required=True, help="Cluster for which the certificate is valid."),
+)
+"""Adds the options of every command that signs a certificate."""
 
 
 @certs.command("ca")
@@ -105,7 +98,7 @@ def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Outp
 
 @certs.command("controller")
 @click.option("--id", "node_id", type=int, required=True, help="The controller's --node-id.")
-@_of_a_leaf
+@_leaf_options
 @with_output
 def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) -> None:
     """Create a controller's certificate. It needs a --host for each of its names.
@@ -129,7 +122,7 @@ def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) ->
     required=True,
     help=f"Node id of the broker, or {identity.NEW_BROKER!r} for a broker that has none yet.",
 )
-@_of_a_leaf
+@_leaf_options
 @with_output
 def broker_command(*, name: str, **options: Any) -> None:
     """Create a broker's certificate.
@@ -149,7 +142,7 @@ def broker_command(*, name: str, **options: Any) -> None:
     help="Role, which decides the allowed calls.",
 )
 @click.option("--name", required=True, help="Name of the person or job.")
-@_of_a_leaf
+@_leaf_options
 @with_output
 def user_command(*, role: str, name: str, **options: Any) -> None:
     """Create the certificate of a person or a job.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -16,7 +15,13 @@ import grpc
 from streammeta.reconcile.vocabulary.errors import ControllerError
 from streammeta.rpc import tracing
 from streammeta.rpc.advice import advice
-from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
+from streammeta.rpc.blocking_client import (
+    BlockingClient,
+    LeaderCallError,
+    Request,
+    Response,
+    UnaryMethod,
+)
 from streammeta.tls.files import CallerFiles
 from streammeta.v1 import (
     admin_pb2,
@@ -61,15 +66,11 @@ class LeaderClient(BlockingClient):
         Raises:
             ControllerError: no leader answered in time, or the answer does not match the request.
         """
-        request = objects_pb2.CheckObjectsRequest(object_ids=object_ids, deleting=deleting)
-
-        def call(channel: grpc.Channel) -> objects_pb2.CheckObjectsResponse:
-            stub = objects_pb2_grpc.ObjectServiceStub(channel)
-            return stub.CheckObjects(
-                request, timeout=_CALL_TIMEOUT_S, metadata=tracing.call_metadata()
-            )
-
-        answer = self.ask("ObjectService/CheckObjects", call)
+        answer = self.call(
+            "ObjectService/CheckObjects",
+            lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).CheckObjects,
+            objects_pb2.CheckObjectsRequest(object_ids=object_ids, deleting=deleting),
+        )
         if len(answer.states) != len(object_ids):
             raise ControllerError(
                 f"CheckObjects returned {len(answer.states)} states for {len(object_ids)} ids."
@@ -106,10 +107,13 @@ class LeaderClient(BlockingClient):
         """Yield all pages of an answer."""
         token = ""
         while True:
-            request = streams_pb2.DescribeStreamsRequest(
-                stream_ids=stream_ids, page=common_pb2.PageRequest(page_token=token)
+            page = self.call(
+                "StreamService/DescribeStreams",
+                lambda channel: streams_pb2_grpc.StreamServiceStub(channel).DescribeStreams,
+                streams_pb2.DescribeStreamsRequest(
+                    stream_ids=stream_ids, page=common_pb2.PageRequest(page_token=token)
+                ),
             )
-            page = self.ask("StreamService/DescribeStreams", partial(_describe_streams, request))
             yield page
             if not page.next_page_token:
                 return
@@ -128,12 +132,12 @@ class LeaderClient(BlockingClient):
             ControllerError: no leader answered in time.
         """
         self.check_objects([0])  # finds the leader, while any controller describes the cluster
-        leader = self.ask("AdminService/DescribeCluster", _call_describe_cluster)
+        leader = self.ask("AdminService/DescribeCluster", _describe_cluster)
         described = {self.leader or self.endpoints[0]: leader}
         for endpoint in self.endpoints:
             if endpoint not in described:
                 with suppress(grpc.RpcError):  # an unreachable controller contradicts nothing
-                    described[endpoint] = _call_describe_cluster(self.channel(endpoint))
+                    described[endpoint] = _describe_cluster(self.channel(endpoint))
         return described
 
     def read_snapshot(
@@ -169,6 +173,20 @@ class LeaderClient(BlockingClient):
 
         return self.ask("MetadataService/GetSnapshot", call)
 
+    def call(
+        self,
+        name: str,
+        method: UnaryMethod[Request, Response],
+        request: Request,
+        timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> Response:
+        """Return the leader's answer to a request. `name` is SERVICE/NAME, for messages and spans.
+
+        Raises:
+            ControllerError: no leader answered in time.
+        """
+        return self.ask(name, lambda channel: _send(method(channel), request, timeout_s))
+
     def ask(self, method: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
         """Return the result of `call` on the leader's channel. `method` is SERVICE/NAME.
 
@@ -199,17 +217,14 @@ def state_name(state: int) -> str:
     return known.get(state, f"state {state}").removeprefix("OBJECT_STATE_")
 
 
-def _call_describe_cluster(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
-    stub = admin_pb2_grpc.AdminServiceStub(channel)
-    return stub.DescribeCluster(
-        admin_pb2.DescribeClusterRequest(),
-        timeout=_CALL_TIMEOUT_S,
-        metadata=tracing.call_metadata(),
-    )
+def _describe_cluster(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
+    method = admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster
+    return _send(method, admin_pb2.DescribeClusterRequest())
 
 
-def _describe_streams(
-    request: streams_pb2.DescribeStreamsRequest, channel: grpc.Channel
-) -> streams_pb2.DescribeStreamsResponse:
-    stub = streams_pb2_grpc.StreamServiceStub(channel)
-    return stub.DescribeStreams(request, timeout=_CALL_TIMEOUT_S, metadata=tracing.call_metadata())
+def _send(
+    method: grpc.UnaryUnaryMultiCallable[Request, Response],
+    request: Request,
+    timeout_s: float = _CALL_TIMEOUT_S,
+) -> Response:
+    return method(request, timeout=timeout_s, metadata=tracing.call_metadata())

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -244,9 +244,7 @@ def _read_manifest(address: str, bucket: str) -> Inventory:
         InventoryFile(str(_find(Path(address), file.name)), file.size, file.md5)
         for file in inventory.files
     )
-    return Inventory(
-        **{name: getattr(inventory, name) for name in Inventory.__slots__} | {"files": files}
-    )
+    return replace(inventory, files=files)
 
 
 def _documents(address: str) -> tuple[bytes, str]:
