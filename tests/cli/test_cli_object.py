@@ -287,7 +287,7 @@ def test_a_failed_step_is_shown_with_its_reason(
 ) -> None:
     store = MemoryObjectStore()
     store.fail_next("copy_part", StoreRejectedError("no copies here"))
-    monkeypatch.setattr(s3_command, "open_object_store", lambda _: store)
+    monkeypatch.setattr(s3_command.opening, "open_object_store", lambda _: store)
     assert run_cli(cli, ["s3", "check", "s3://data"]) == 1
     out, err = capsys.readouterr()
     assert "[FAILED] Upload multipart object: no copies here" in out

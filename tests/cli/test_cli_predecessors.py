@@ -187,7 +187,7 @@ def test_the_bucket_is_read_after_the_wait(
     cluster = SimpleNamespace(object_namespace=NAMESPACE, cluster_uuid="u-2", cluster_id="after")
     monkeypatch.setattr(adoption_command, "describe_restored", lambda _: cluster)
     monkeypatch.setattr(adoption_command, "open_store", lambda _: nullcontext())
-    monkeypatch.setattr(adoption_command, "_require_own", noting("ownership"))
+    monkeypatch.setattr(adoption_command, "require_own", noting("ownership"))
     monkeypatch.setattr(adoption_command, "wait_for_fence", noting("wait"))
     monkeypatch.setattr(adoption_command, "_survey", noting("survey"))
     answer = SimpleNamespace(was_recovering=False)

@@ -4,8 +4,7 @@ import gc
 import os
 import sys
 
-from streammeta.storage.errors import MissingPackageError
-from streammeta.storage.installation import optional_packages
+from streammeta.storage import errors, installation
 
 GRPC_SETTINGS = {
     # gRPC prints a line of its own on standard error for each handshake that fails: a stranger
@@ -30,10 +29,10 @@ def main() -> None:
     os.environ.update(GRPC_SETTINGS | os.environ)
     try:
         # Everything below needs packages, and a missing one is reported as a sentence.
-        with optional_packages("the command line"):
+        with installation.optional_packages("the command line"):
             from streammeta.cli.framework.output import run_cli
             from streammeta.cli.root import cli
-    except MissingPackageError as error:
+    except errors.MissingPackageError as error:
         print(f"streammeta: {error}", file=sys.stderr)
         sys.exit(2)
     sys.exit(run_cli(cli))

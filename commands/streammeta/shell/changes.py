@@ -14,8 +14,7 @@ import numpy as np
 
 from streammeta.controller.errors import ApiError, NewerLogError
 from streammeta.controller.records.codec import RecordCodecError, decode_records
-from streammeta.shell.events import Changed, Fact
-from streammeta.shell.state import Change
+from streammeta.shell import events, state
 
 # wal_config may contain access keys. The others mean nothing to people.
 _HIDDEN = frozenset(("wal_config", "content_digest", "request_id"))
@@ -26,7 +25,7 @@ class UnknownChangeError(ApiError):
     """Change that this version can't read."""
 
 
-def describe_change(change: Change) -> Iterator[Changed]:
+def describe_change(change: state.Change) -> Iterator[events.Changed]:
     """Yield the records of a change, in their order.
 
     Raises:
@@ -41,10 +40,10 @@ def describe_change(change: Change) -> Iterator[Changed]:
     for record in records:
         # CamelCase becomes the snake_case of all other output.
         kind = _WORD.sub("_", type(record).__name__).lower()
-        yield Changed(change.offset, kind, tuple(_facts(record)))
+        yield events.Changed(change.offset, kind, tuple(_facts(record)))
 
 
-def _facts(record: Any) -> Iterator[tuple[str, Fact]]:
+def _facts(record: Any) -> Iterator[tuple[str, events.Fact]]:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name in _HIDDEN or (not np.isscalar(value) and _is_empty(value)):

@@ -7,11 +7,8 @@ describes. A failure of the backend is raised as `ApiError`.
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
-from streammeta.shell import events
-from streammeta.shell.metadata_commands import MAP_COMMANDS
-from streammeta.shell.paths import absolute, resolve, unescape
+from streammeta.shell import events, metadata_commands, paths, tree
 from streammeta.shell.state import Command, Run, ShellState
-from streammeta.shell.tree import Directory, File, Node, Path, TaggedDirectory, path_text
 
 _SUMMARY_FILE = "info"
 _TAG_OPTION = "--tag"
@@ -38,7 +35,7 @@ def execute(state: ShellState, words: list[str]) -> Iterator[events.Event]:
 
 def _ls(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     # Directories are listed after all files, each with a heading.
-    directories: list[tuple[Path, Directory]] = []
+    directories: list[tuple[tree.Path, tree.Directory]] = []
     file_count = 0
 
     for found in _targets("ls", state, words or ["."]):
@@ -46,9 +43,9 @@ def _ls(state: ShellState, words: list[str]) -> Iterator[events.Event]:
             yield found
             continue
         path, node = found
-        if isinstance(node, File):
+        if isinstance(node, tree.File):
             file_count += 1
-            yield events.Listed(path, path_text(path), is_directory=False, in_columns=True)
+            yield events.Listed(path, tree.path_text(path), is_directory=False, in_columns=True)
         else:
             directories.append((path, node))
 
@@ -57,9 +54,9 @@ def _ls(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     for position, (path, directory) in enumerate(directories):
         if needs_heading:
             yield from [events.Caption("")] if position or file_count else []
-            yield events.Caption(f"{path_text(path)}:")
+            yield events.Caption(f"{tree.path_text(path)}:")
         for child in directory.children():
-            is_directory = not isinstance(child.node, File)
+            is_directory = not isinstance(child.node, tree.File)
             label = f"{child.name}/" if is_directory else child.name
             yield events.Listed((*path, child.name), label, is_directory, in_columns=True)
 
@@ -76,38 +73,38 @@ def _cat(state: ShellState, words: list[str]) -> Iterator[events.Event]:
         if file is None:
             yield events.Problem(
                 events.ProblemCode.IS_DIRECTORY,
-                f"cat: {path_text(path)}: is a directory",
-                f"list it with `ls {path_text(path)}` or show all of it with `tree`",
+                f"cat: {tree.path_text(path)}: is a directory",
+                f"list it with `ls {tree.path_text(path)}` or show all of it with `tree`",
             )
             continue
 
         document = file.read()
         # The file may have been deleted since it was listed.
         if document is None:
-            yield _not_found("cat", path_text(path))
+            yield _not_found("cat", tree.path_text(path))
             continue
         # With a pattern or several words, captions tell the files apart.
         if shown or len(words) > 1 or not _names(state, words[0], path):
             yield from [events.Caption("")] if shown else []
-            yield events.Caption(f"{path_text(path)}:")
+            yield events.Caption(f"{tree.path_text(path)}:")
         shown += 1
         yield events.Content(path, document)
 
 
-def _names(state: ShellState, word: str, path: Path) -> bool:
+def _names(state: ShellState, word: str, path: tree.Path) -> bool:
     """Return whether the user typed this exact path, so that it need not be repeated."""
-    return path == tuple(map(unescape, absolute(state.here, word)))
+    return path == tuple(map(paths.unescape, paths.absolute(state.here, word)))
 
 
-def _file_to_show(node: Node) -> File | None:
+def _file_to_show(node: tree.Node) -> tree.File | None:
     """Return the file itself, or the `info` of a directory that has one."""
-    if isinstance(node, File):
+    if isinstance(node, tree.File):
         return node
     summary = node.child(_SUMMARY_FILE)
-    return summary if isinstance(summary, File) else None
+    return summary if isinstance(summary, tree.File) else None
 
 
-def _walk(name: str, visit: Callable[[Path, Node], Iterator[events.Event]]) -> Run:
+def _walk(name: str, visit: Callable[[tree.Path, tree.Node], Iterator[events.Event]]) -> Run:
     """Return a command that visits the nodes that its words match, by default the directory."""
 
     def run(state: ShellState, words: list[str]) -> Iterator[events.Event]:
@@ -120,10 +117,10 @@ def _walk(name: str, visit: Callable[[Path, Node], Iterator[events.Event]]) -> R
     return run
 
 
-def _subtree(path: Path, node: Node, depth: int = 0) -> Iterator[events.Event]:
+def _subtree(path: tree.Path, node: tree.Node, depth: int = 0) -> Iterator[events.Event]:
     """Yield the node and all nodes below it. Nodes deleted since the listing are omitted."""
-    label = path[-1] if depth else path_text(path)
-    if isinstance(node, File):
+    label = path[-1] if depth else tree.path_text(path)
+    if isinstance(node, tree.File):
         document = node.read()
         if document is not None:
             yield events.Caption(f"{label}:", depth)
@@ -134,10 +131,10 @@ def _subtree(path: Path, node: Node, depth: int = 0) -> Iterator[events.Event]:
         yield from _subtree((*path, child.name), child.node, depth + 1)
 
 
-def _everything_in(path: Path, node: Node) -> Iterator[events.Event]:
-    is_directory = not isinstance(node, File)
-    yield events.Listed(path, path_text(path), is_directory, in_columns=False)
-    if not isinstance(node, File):
+def _everything_in(path: tree.Path, node: tree.Node) -> Iterator[events.Event]:
+    is_directory = not isinstance(node, tree.File)
+    yield events.Listed(path, tree.path_text(path), is_directory, in_columns=False)
+    if not isinstance(node, tree.File):
         for child in node.children():
             yield from _everything_in((*path, child.name), child.node)
 
@@ -149,7 +146,7 @@ def _find(state: ShellState, words: list[str]) -> Iterator[events.Event]:
 
     tags = _tags_in(words)
     streams = state.root.child("streams")
-    if tags is None or not isinstance(streams, TaggedDirectory):
+    if tags is None or not isinstance(streams, tree.TaggedDirectory):
         yield events.usage_problem(
             f"find: can't find {' '.join(words)}",
             "try `find --tag KEY=VALUE`, with each key once and without a path",
@@ -158,7 +155,7 @@ def _find(state: ShellState, words: list[str]) -> Iterator[events.Event]:
 
     for child in streams.find_tagged(tags):
         path = ("streams", child.name)
-        yield events.Listed(path, path_text(path), is_directory=False, in_columns=False)
+        yield events.Listed(path, tree.path_text(path), is_directory=False, in_columns=False)
 
 
 def _tags_in(words: list[str]) -> dict[str, str] | None:
@@ -181,26 +178,27 @@ def _cd(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     matches = []
 
     # Stop at the second match, because a pattern may match millions.
-    for match in resolve(state.root, absolute(state.here, word)):
+    for match in paths.resolve(state.root, paths.absolute(state.here, word)):
         matches.append(match)
         if len(matches) > 1:
             yield events.usage_problem(
-                f"cd: {word}: matches {path_text(matches[0][0])} and {path_text(match[0])}",
+                f"cd: {word}: matches {tree.path_text(matches[0][0])} and"
+                f" {tree.path_text(match[0])}",
                 "name one directory",
             )
             return
 
     if not matches:
         yield _not_found("cd", word)
-    elif isinstance(matches[0][1], File):
-        problem = f"cd: {path_text(matches[0][0])}: not a directory"
+    elif isinstance(matches[0][1], tree.File):
+        problem = f"cd: {tree.path_text(matches[0][0])}: not a directory"
         yield events.Problem(events.ProblemCode.NOT_DIRECTORY, problem, "show the file with `cat`")
     else:
         yield events.Moved(matches[0][0])
 
 
 def _pwd(state: ShellState, _words: list[str]) -> Iterator[events.Event]:
-    yield events.Text(path_text(state.here))
+    yield events.Text(tree.path_text(state.here))
 
 
 def _history(state: ShellState, words: list[str]) -> Iterator[events.Event]:
@@ -252,7 +250,7 @@ COMMANDS: dict[str, Command] = {
         0,
         None,
     ),
-    **MAP_COMMANDS,
+    **metadata_commands.MAP_COMMANDS,
     "history": Command("history [COUNT]", "print the last lines typed", _history, 0, 1),
     "help": Command("help [COMMAND]", "explain the commands, or one of them", _help, 0, 1),
     "exit": Command("exit", "leave the shell", _exit, 0, 0),
@@ -261,12 +259,12 @@ COMMANDS: dict[str, Command] = {
 
 def _targets(
     command: str, state: ShellState, words: list[str]
-) -> Iterator[tuple[Path, Node] | events.Problem]:
+) -> Iterator[tuple[tree.Path, tree.Node] | events.Problem]:
     """Yield the matches of each word, or a problem for a word without matches."""
     for word in words:
         # Matches arrive lazily, so a word without any is known only at the end.
         is_found = False
-        for found in resolve(state.root, absolute(state.here, word)):
+        for found in paths.resolve(state.root, paths.absolute(state.here, word)):
             is_found = True
             yield found
         if not is_found:
@@ -274,7 +272,7 @@ def _targets(
 
 
 def _not_found(command: str, word: str) -> events.Problem:
-    parent = path_text(absolute((), word)[:-1]) if word.startswith("/") else "."
+    parent = tree.path_text(paths.absolute((), word)[:-1]) if word.startswith("/") else "."
     return events.Problem(
         events.ProblemCode.NOT_FOUND,
         f"{command}: {word}: no such file or directory",

@@ -9,30 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 
-from streammeta.shell import usage
+from streammeta.shell import events, usage
 from streammeta.shell.changes import describe_change
 from streammeta.shell.differences import KINDS, differences
-from streammeta.shell.events import Caption, Content, Event, usage_problem
 from streammeta.shell.state import Command, MetadataCopy, MetadataSource, ShellState
 from streammeta.shell.tree import Document, Table, Value
 
-_NO_MAP = usage_problem("this tree has no metadata source", "open a cluster or a file")
+_NO_MAP = events.usage_problem("this tree has no metadata source", "open a cluster or a file")
 
 
-def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _du(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if state.source is None:
         yield _NO_MAP
         return
     by = words[0] if words else "state"
     # Only `tag` has a second word, its key.
     if by not in _USAGES or (by == "tag") != (len(words) == 2):
-        yield usage_problem(
+        yield events.usage_problem(
             f"du: can't count bytes by {' '.join(words)}",
             "try `du`, `du stream`, `du node`, `du tag KEY` or `du age`",
         )
         return
     copy = state.source.copy()
-    yield Content(("du", *words), _about(copy, _USAGES[by](copy, words, state.source)))
+    yield events.Content(("du", *words), _about(copy, _USAGES[by](copy, words, state.source)))
 
 
 _USAGES: Mapping[str, Callable[[MetadataCopy, list[str], MetadataSource], Table]] = {
@@ -50,7 +49,7 @@ def _about(copy: MetadataCopy, table: Table) -> Document:
     return Document(fields, (table,))
 
 
-def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _diff(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if state.source is None:
         yield _NO_MAP
         return
@@ -59,7 +58,7 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
     # All kinds are checked first, because a copy takes long.
     for kind in kinds:
         if kind not in KINDS:
-            yield usage_problem(
+            yield events.usage_problem(
                 f"diff: can't compare {kind}", f"choose from {', '.join(KINDS)}, or none for all"
             )
             return
@@ -67,12 +66,12 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
     mine, other = state.source.copy(), state.source.other(address)
     # Compared nevertheless, because a restored cluster has a new id.
     if mine.cluster_id != other.cluster_id:
-        yield Caption(
+        yield events.Caption(
             f"The two copies belong to different clusters, {mine.cluster_id} and"
             f" {other.cluster_id}."
         )
 
-    yield Content(("diff", *words), _compare(mine, other, kinds or list(KINDS)))
+    yield events.Content(("diff", *words), _compare(mine, other, kinds or list(KINDS)))
 
 
 def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Document:
@@ -108,12 +107,12 @@ def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Docum
     return Document(fields, tuple(tables))
 
 
-def _tail(state: ShellState, words: list[str]) -> Iterator[Event]:
+def _tail(state: ShellState, words: list[str]) -> Iterator[events.Event]:
     if state.source is None:
         yield _NO_MAP
         return
     if not all(word.isascii() and word.isdigit() for word in words):
-        yield usage_problem(
+        yield events.usage_problem(
             f"tail: {' '.join(words)}: expected a number of changes and an offset",
             "try `tail`, `tail 10` or `tail 10 12000`",
         )

@@ -14,11 +14,9 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document as Line
 
-from streammeta.shell import paths
-from streammeta.shell.commands import COMMANDS, execute
+from streammeta.shell import commands, paths, tree
 from streammeta.shell.events import Event, Left, Moved, Problem, Text, text_lines
 from streammeta.shell.state import MetadataSource, ShellState
-from streammeta.shell.tree import Directory, File, path_text
 
 SUGGESTIONS_MAX = 200
 
@@ -46,7 +44,7 @@ def suggestions(state: ShellState, line: str) -> list[Completion]:
 
 
 def _commands(word: str) -> list[Completion]:
-    return [Completion(name, -len(word)) for name in COMMANDS if name.startswith(word)]
+    return [Completion(name, -len(word)) for name in commands.COMMANDS if name.startswith(word)]
 
 
 def _paths(state: ShellState, word: str) -> list[Completion]:
@@ -58,12 +56,12 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
 
     # Completion can't continue several paths, so the first directory is enough.
     for _, node in paths.resolve(state.root, place):
-        if isinstance(node, File):
+        if isinstance(node, tree.File):
             continue
         return [
             Completion(
                 # With the slash, the next Tab continues below the directory.
-                paths.escape(child.name) + ("" if isinstance(child.node, File) else "/"),
+                paths.escape(child.name) + ("" if isinstance(child.node, tree.File) else "/"),
                 -len(start),
                 display=child.name,
             )
@@ -94,7 +92,7 @@ class Prompt:
 
     def __init__(
         self,
-        root: Directory,
+        root: tree.Directory,
         write: Write,
         *,
         source: MetadataSource | None = None,
@@ -118,9 +116,9 @@ class Prompt:
             words = paths.split_words(line)
             # The terminal may have been resized since the last line.
             width = shutil.get_terminal_size().columns
-            command = COMMANDS.get(words[0])
+            command = commands.COMMANDS.get(words[0])
             show = self._write_all if command is not None and command.goes_on else self._show
-            show(text_lines(self._follow(execute(self.state, words)), width))
+            show(text_lines(self._follow(commands.execute(self.state, words)), width))
         except paths.UnclosedQuoteError as error:
             self._write(f"{error}: close it or write \\ before it")
         except Exception as error:  # noqa: BLE001 - a failure costs a command, never the session
@@ -154,7 +152,7 @@ class _TreeCompleter(Completer):
 
 
 def run_interactive(
-    root: Directory,
+    root: tree.Directory,
     banner: str,
     write: Write = print,
     *,
@@ -176,7 +174,7 @@ def run_interactive(
         try:
             # A failure of something else on the prompt's event loop belongs into the log; the
             # library would stop and ask for Enter.
-            where = f"{path_text(session.state.here)}> "
+            where = f"{tree.path_text(session.state.here)}> "
             session.run_line(prompt.prompt(where, set_exception_handler=False))
         except KeyboardInterrupt:
             write("^C")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from streammeta.shell.events import Event
-from streammeta.shell.tree import Directory, Path
+from streammeta.shell import events, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +59,13 @@ class ShellState:
     `source` is the metadata of `root`, None for a tree without one.
     """
 
-    root: Directory
-    here: Path = ()
+    root: tree.Directory
+    here: tree.Path = ()
     history: tuple[str, ...] = ()
     source: MetadataSource | None = None
 
 
-Run: TypeAlias = Callable[[ShellState, list[str]], Iterator[Event]]
+Run: TypeAlias = Callable[[ShellState, list[str]], Iterator[events.Event]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streammeta.reconcile.cluster import identity, lease
 from streammeta.reconcile.cluster.controller_client import LeaderClient
-from streammeta.reconcile.cluster.identity import check_bucket, check_standing, identify, open_store
-from streammeta.reconcile.cluster.lease import held_lease, new_run
 from streammeta.reconcile.deletion.order import DeletionOrder, Outcome
+from streammeta.reconcile.engines import spark_session
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
-from streammeta.reconcile.engines.spark_session import SparkConfig
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
@@ -74,7 +73,7 @@ class ApplyConfig:
     tls: CallerFiles | None = None
     engine: EngineName = EngineName.AUTO
     auto_keys: int = AUTO_KEYS
-    spark: SparkConfig = field(default_factory=SparkConfig)
+    spark: spark_session.SparkConfig = field(default_factory=spark_session.SparkConfig)
     is_ending: Callable[[], bool] = lambda: False
     chosen: Path | None = None
 
@@ -144,7 +143,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     all_candidates = _candidates(config.folder, plan)
     candidates = config.chosen or all_candidates
     count = tables.count_rows(candidates)
-    run_folder = config.folder / plan_folder.RUNS / new_run(_kind(config))
+    run_folder = config.folder / plan_folder.RUNS / lease.new_run(_kind(config))
     order = DeletionOrder(
         store=store,
         connect=connect,
@@ -186,12 +185,12 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
 
 def _check_cluster(store_uri: str, leader: LeaderClient, plan: plan_folder.PlanResult) -> None:
     """Check that controllers and bucket still belong to the plan."""
-    plan_folder.check_identity(identify(leader), plan, leader.endpoints)
-    with closing(open_store(store_uri)) as store:
+    plan_folder.check_identity(identity.identify(leader), plan, leader.endpoints)
+    with closing(identity.open_store(store_uri)) as store:
         # Claims are read before the leader is asked. A leader that is newer than the claims passes,
         # a leader restored to an earlier state fails.
-        claimed_below = check_bucket(store, plan.identity)
-    check_standing(
+        claimed_below = identity.check_bucket(store, plan.identity)
+    identity.check_standing(
         leader.check_objects([0]),
         plan.identity,
         claimed_below=claimed_below,
@@ -215,8 +214,8 @@ def _lease(order: DeletionOrder) -> Iterator[None]:
         yield
         return
     with (
-        closing(open_store(order.store)) as store,
-        held_lease(store, order.identity.namespace, order.run),
+        closing(identity.open_store(order.store)) as store,
+        lease.held_lease(store, order.identity.namespace, order.run),
     ):
         yield
 

@@ -23,8 +23,7 @@ from streammeta.reconcile.plan import PlanConfig
 from streammeta.reconcile.plan import plan as make_plan
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import PlanResult, read_plan_file
-from streammeta.reconcile.vocabulary import tables
-from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
+from streammeta.reconcile.vocabulary import errors, tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -172,7 +171,7 @@ def _spark_session(given: SparkSession | None) -> SparkSession:
 
     found = given or SparkSession.getActiveSession()
     if found is None:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "no Spark session is active. Start one with SparkSession.builder.getOrCreate(), or"
             " pass it as spark=..."
         )
@@ -184,7 +183,7 @@ def _config(kind: Callable[..., _Config], options: dict[str, Any], **own: Any) -
     known = set(inspect.signature(kind).parameters) - {"inventory", "spark", "chosen", *own}
     for name in options:
         if name not in known:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"option {name!r} is unknown. Known options: {', '.join(sorted(known))}"
             )
     return kind(**own, **options)
@@ -192,7 +191,7 @@ def _config(kind: Callable[..., _Config], options: dict[str, Any], **own: Any) -
 
 def _read(spark: SparkSession, table: Path, columns: str) -> DataFrame:
     if not table.is_dir():
-        raise PlanError(f"{table} is missing from the plan. Read the reason in plan.json")
+        raise errors.PlanError(f"{table} is missing from the plan. Read the reason in plan.json")
     return spark.read.schema(columns).parquet(str(table))
 
 
@@ -209,14 +208,14 @@ def _written(table: DataFrame, folder: Path) -> Iterator[Path]:
 def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
     """Return the plan's rows of the chosen keys."""
     if "key" not in candidates.columns:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"candidates has the columns {', '.join(candidates.columns)}, expected one named 'key'"
         )
     keys = candidates.select("key").distinct()
     # A key outside the plan passed no verdict and no guard.
     strangers = keys.join(plan.candidates, "key", "left_anti")
     if found := strangers.take(1):
-        raise PlanError(
+        raise errors.PlanError(
             f"{strangers.count()} chosen keys are not candidates of the plan, such as"
             f" {found[0]['key']!r}. Choose rows of plan.candidates"
         )

@@ -30,24 +30,16 @@ from streammeta.reconcile.cluster.identity import (
 from streammeta.reconcile.engines.engine import Engine, EngineName
 from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.engines.spark_session import SparkConfig
-from streammeta.reconcile.findings.deep_read import read_objects
+from streammeta.reconcile.findings import deep_read, verdict_rows
 from streammeta.reconcile.findings.losses import confirm_losses
-from streammeta.reconcile.findings.verdict_rows import upload_rows, version_rows
 from streammeta.reconcile.listing.inventory import Inventory, read_inventory
 from streammeta.reconcile.listing.shards import shards_of, shards_of_content, write_uploads
 from streammeta.reconcile.metadata.export import MetadataExport, export_metadata
-from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans import plan_folder, plan_history
 from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
-from streammeta.reconcile.plans.plan_history import earlier_plans
 from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, Figures, figures_of
 from streammeta.reconcile.reports.page import report_page
-from streammeta.reconcile.vocabulary import tables
-from streammeta.reconcile.vocabulary.errors import (
-    ConfigurationError,
-    ControllerError,
-    MetadataExportError,
-    PlanError,
-)
+from streammeta.reconcile.vocabulary import errors, tables
 from streammeta.reconcile.vocabulary.verdicts import (
     NOT_LISTED,
     WITHOUT_METADATA,
@@ -59,8 +51,7 @@ from streammeta.reconcile.vocabulary.verdicts import (
 )
 from streammeta.rpc import tracing
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_store.protocol.address import without_secrets
-from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.storage.object_store.protocol import address, base
 from streammeta.tls.files import CallerFiles
 
 # Bounds memory, and keeps Parquet's row groups large enough.
@@ -157,7 +148,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 cluster_id=identity.cluster_id,
                 cluster_uuid=identity.cluster_uuid,
                 # Plans are shared and attached to reports.
-                store=without_secrets(config.store),
+                store=address.without_secrets(config.store),
                 place=place_of(config.store),
                 namespace=identity.namespace,
                 connect=config.connect,
@@ -190,27 +181,31 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
 
 def _check_config(config: PlanConfig) -> None:
     if not config.connect:
-        raise ConfigurationError("--connect names no controller. Give at least one HOST:PORT")
+        raise errors.ConfigurationError(
+            "--connect names no controller. Give at least one HOST:PORT"
+        )
 
     check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
     if not 0 <= config.max_share <= 1:
-        raise ConfigurationError(f"--max-share is {config.max_share}, expected 0..1")
+        raise errors.ConfigurationError(f"--max-share is {config.max_share}, expected 0..1")
     if not 0 <= config.deep_share <= 1:
-        raise ConfigurationError(f"--deep is {config.deep_share}, expected 0..1")
+        raise errors.ConfigurationError(f"--deep is {config.deep_share}, expected 0..1")
     if config.inventory is None and config.inventory_taken_ms is not None:
-        raise ConfigurationError("--taken-at is given without --inventory. Leave it out")
+        raise errors.ConfigurationError("--taken-at is given without --inventory. Leave it out")
     if config.inventory is not None and config.versions:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "--versions lists the bucket, but --inventory replaces the listing. Leave --versions"
             " out, an inventory with versions counts them"
         )
     if config.max_candidates < 0:
-        raise ConfigurationError(f"--max-candidates is {config.max_candidates}, expected 0 or more")
+        raise errors.ConfigurationError(
+            f"--max-candidates is {config.max_candidates}, expected 0 or more"
+        )
 
 
 def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
     if config.namespace not in (None, identity.namespace):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"--namespace is {config.namespace!r}, but the controllers at"
             f" {', '.join(config.connect)} belong to {identity.describe()}. Leave the option out,"
             " or let --connect name the cluster that owns this namespace"
@@ -218,7 +213,7 @@ def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
 
 
 @tracing.traced("streammeta.reconcile.uploads")
-def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
+def _uploads(store: base.ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
     """List unfinished uploads. The plan does not depend on them, so a failure is only noted."""
     folder = draft / plan_folder.UPLOADS
     try:
@@ -234,13 +229,13 @@ def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> Meta
     try:
         with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
             exported = export_metadata(leader, folder)
-    except (ControllerError, MetadataExportError) as error:
+    except (errors.ControllerError, errors.MetadataExportError) as error:
         # A partial copy must not be compared: each missing object would look like an orphan.
         shutil.rmtree(folder, ignore_errors=True)
         return f"the metadata could not be copied: {error}"
     # The address may name another cluster since the first call, as after a restore.
     if (exported.cluster_id, exported.cluster_uuid) != (identity.cluster_id, identity.cluster_uuid):
-        raise PlanError(
+        raise errors.PlanError(
             f"copy of the metadata belongs to cluster {exported.cluster_id!r}, UUID"
             f" {exported.cluster_uuid or 'unknown'}, but the leader belongs to"
             f" {identity.describe()}. Let --connect name controllers of one cluster"
@@ -258,7 +253,7 @@ def _inventory(config: PlanConfig) -> Inventory | None:
 def _list(
     engine: Engine,
     config: PlanConfig,
-    store: ObjectStore,
+    store: base.ObjectStore,
     inventory: Inventory | None,
     namespace: str,
     draft: Path,
@@ -269,7 +264,7 @@ def _list(
     if inventory is None:
         digits = config.shard_digits
         shards = shards_of_content(store, namespace) if digits is None else shards_of(digits)
-        progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
+        progress(f"listing {address.without_secrets(config.store)} in {len(shards)} shards")
         rows = engine.list_bucket(config.store, namespace, shards, listing)
         progress(f"listed {rows} keys")
     else:
@@ -347,12 +342,12 @@ def _write_upload_verdicts(draft: Path, basis: PlanResult) -> Mapping[Verdict, t
     path = draft / plan_folder.VERDICTS / "unfinished-uploads.parquet"
     with pq.ParquetWriter(path, tables.arrow_schema(tables.VERDICT_COLUMNS)) as writer:
         for uploads in tables.read_batches(draft / plan_folder.UPLOADS, tables.UPLOAD_COLUMNS):
-            writer.write_batch(upload_rows(uploads, basis.namespace))
+            writer.write_batch(verdict_rows.upload_rows(uploads, basis.namespace))
     return {Verdict.UNFINISHED_UPLOAD: tables.Tally(basis.unfinished_uploads, 0)}
 
 
 def _add_versions(
-    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+    config: PlanConfig, store: base.ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
     """Add noncurrent versions to the verdicts, if requested."""
     if not config.versions:
@@ -362,14 +357,14 @@ def _add_versions(
         return _list_versions(store, draft, basis)
 
 
-def _list_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
+def _list_versions(store: base.ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
     counts = tables.Counts("verdict")
     path = draft / plan_folder.VERDICTS / "old-versions.parquet"
     listed = store.list_old_versions()
     try:
         with pq.ParquetWriter(path, tables.arrow_schema(tables.VERDICT_COLUMNS)) as writer:
             while page := list(itertools.islice(listed, _VERSIONS_A_BATCH)):
-                rows = version_rows(page, basis.namespace)
+                rows = verdict_rows.version_rows(page, basis.namespace)
                 writer.write_batch(rows)
                 counts.add(rows)
     except StorageError as error:
@@ -381,7 +376,7 @@ def _list_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanRe
 
 
 def _read(
-    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+    config: PlanConfig, store: base.ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
     """Read the requested share of the objects in the metadata."""
     if config.deep_share == 0:
@@ -390,7 +385,7 @@ def _read(
     progress(f"reading {config.deep_share:.1%} of the objects in the metadata")
     try:
         with tracing.span("streammeta.reconcile.read"):
-            found = read_objects(
+            found = deep_read.read_objects(
                 store,
                 draft / plan_folder.MAP,
                 basis.namespace,
@@ -405,7 +400,7 @@ def _read(
 
 @tracing.traced("streammeta.reconcile.confirm")
 def _confirm_losses(
-    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+    config: PlanConfig, store: base.ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
     """Look up missing and damaged objects again, because the first finding may have been wrong."""
     if basis.suspected:
@@ -457,7 +452,7 @@ def _write(draft: Path, folder: Path, result: PlanResult) -> None:
         verdicts = tables.read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
         figures = figures_of(verdicts, result.listing_started_ms)
     path = draft / plan_folder.REPORT_FILE
-    page = report_page(result, figures, earlier_plans(folder, result))
+    page = report_page(result, figures, plan_history.earlier_plans(folder, result))
     path.write_text(page, encoding="utf-8")
     # Last, because a folder with this file counts as complete.
     plan_folder.write_plan_file(draft, result)

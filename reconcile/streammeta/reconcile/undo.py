@@ -15,10 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from streammeta.reconcile.cluster.identity import check_bucket, open_store
-from streammeta.reconcile.cluster.lease import check_held, held_lease, new_run
+from streammeta.reconcile.cluster import identity, lease
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.plans.plan_folder import check_store, read_plan_file
 from streammeta.reconcile.vocabulary.quarantine import quarantine_prefix, quarantined_key
 from streammeta.reconcile.vocabulary.tables import CANDIDATE_COLUMNS, Tally, read_batches
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
@@ -83,18 +81,18 @@ def undo(
         StorageError: the bucket can't be reached, or has no marker of the plan's cluster. Objects
             restored until then stay.
     """
-    plan = read_plan_file(folder)
+    plan = plan_folder.read_plan_file(folder)
     uri = store_uri or plan.store
-    check_store(uri, plan)
-    namespace, run = plan.identity.namespace, new_run("undo")
+    plan_folder.check_store(uri, plan)
+    namespace, run = plan.identity.namespace, lease.new_run("undo")
     counts: Counter[Restored] = Counter()
     sizes: Counter[Restored] = Counter()
     problems: dict[str, None] = {}
     left = 0
 
-    with closing(open_store(uri)) as store:
-        check_bucket(store, plan.identity)
-        with held_lease(store, namespace, run):
+    with closing(identity.open_store(uri)) as store:
+        identity.check_bucket(store, plan.identity)
+        with lease.held_lease(store, namespace, run):
             candidates = _candidates(folder)
             found = _in_quarantine(store, namespace, candidates)
             while batch := list(itertools.islice(found, _BATCH)):
@@ -104,7 +102,7 @@ def undo(
                     break
                 # Per batch: after a lost lease another run may delete the objects that undo
                 # restores.
-                check_held(store, namespace, run)
+                lease.check_held(store, namespace, run)
                 for restored in _restore_batch(store, namespace, batch):
                     counts[restored.outcome] += 1
                     sizes[restored.outcome] += restored.size

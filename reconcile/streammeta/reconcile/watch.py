@@ -30,13 +30,11 @@ from streammeta.reconcile.apply import ApplyConfig, apply
 from streammeta.reconcile.cluster.lease import new_run
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.plans.plan_folder import PlanResult
 from streammeta.reconcile.vocabulary.errors import ConfigurationError
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.rpc import tracing
-from streammeta.storage import json_files
+from streammeta.storage import errors, json_files
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.errors import CorruptObjectError, StorageError
 from streammeta.storage.private_files import READABLE_MODE
 
 STATUS_FILE = "status.json"
@@ -229,7 +227,7 @@ def _run_round(
         raise  # every later round would fail too
     except _EndedError:
         found = replace(found, outcome=RoundOutcome.ENDED, problem="ended by a signal")
-    except (StorageError, OSError) as error:
+    except (errors.StorageError, OSError) as error:
         found = replace(found, outcome=RoundOutcome.FAILED, problem=str(error))
 
     ended_ms = time.time_ns() // 1_000_000
@@ -239,7 +237,7 @@ def _run_round(
     return replace(found, ended_ms=ended_ms, last_success_ms=last_success_ms)
 
 
-def judge_plan(made: PlanResult) -> tuple[RoundOutcome, str]:
+def judge_plan(made: plan_folder.PlanResult) -> tuple[RoundOutcome, str]:
     """Return the outcome of a plan, and its problem or an empty string."""
     outcome, problem = RoundOutcome.SETTLED, ""
     # In ascending order of importance. The last match wins.
@@ -254,7 +252,7 @@ def judge_plan(made: PlanResult) -> tuple[RoundOutcome, str]:
     return outcome, problem
 
 
-def _add_plan(basis: Round, name: str, made: PlanResult) -> Round:
+def _add_plan(basis: Round, name: str, made: plan_folder.PlanResult) -> Round:
     """Add the plan's findings."""
     outcome, problem = judge_plan(made)
     return replace(
@@ -303,7 +301,7 @@ def _status_of(last: Round) -> _Status:
 
 def _last_success_ms(folder: Path) -> int:
     """Return the time of the last successful round from status.json, or 0 if unknown."""
-    with suppress(FileNotFoundError, CorruptObjectError):
+    with suppress(FileNotFoundError, errors.CorruptObjectError):
         data = (folder / STATUS_FILE).read_bytes()
         return json_files.decode(_Status, STATUS_FILE, data).last_success_ms
     return 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from streammeta.reconcile.deletion.order import Outcome
-from streammeta.reconcile.vocabulary.tables import Tally
-from streammeta.reconcile.vocabulary.verdicts import Verdict
+from streammeta.reconcile.vocabulary import tables, verdicts
 from streammeta.reconcile.watch import Round, RoundOutcome
 
 METRICS = {
@@ -33,15 +32,15 @@ def exposition(last: Round, place: str) -> str:
         ],
         "lost_objects": [("", last.lost)],
         "keys": [
-            (f',verdict="{verdict}"', last.verdicts.get(verdict, Tally(0, 0)).keys)
-            for verdict in Verdict
+            (f',verdict="{verdict}"', last.verdicts.get(verdict, tables.Tally(0, 0)).keys)
+            for verdict in verdicts.Verdict
         ],
         "bytes": [
-            (f',verdict="{verdict}"', last.verdicts.get(verdict, Tally(0, 0)).size)
-            for verdict in Verdict
+            (f',verdict="{verdict}"', last.verdicts.get(verdict, tables.Tally(0, 0)).size)
+            for verdict in verdicts.Verdict
         ],
         "candidates": [
-            (f',outcome="{outcome}"', last.outcomes.get(outcome, Tally(0, 0)).keys)
+            (f',outcome="{outcome}"', last.outcomes.get(outcome, tables.Tally(0, 0)).keys)
             for outcome in Outcome
         ],
     }

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streammeta.cli.brokers.node_command import NODE_ID_MAX
-from streammeta.cli.framework.client import add_options, store_option
-from streammeta.cli.framework.connecting import connection_options
-from streammeta.cli.framework.output import ByteCount
+from streammeta.cli.framework import client, connecting, output
 from streammeta.tls.files import TlsFiles, TokenFiles
 
 if TYPE_CHECKING:
@@ -89,11 +87,11 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("select the nodes: --node ID, --all or --gone")
         command(request=request, **given)
 
-    return connection_options()(add_options(*_OPTIONS)(with_request))
+    return connecting.connection_options()(client.add_options(*_OPTIONS)(with_request))
 
 
 _OPTIONS = (
-    store_option,
+    client.store_option,
     click.option(
         "--node",
         "node_ids",
@@ -117,14 +115,14 @@ _OPTIONS = (
     ),
     click.option(
         "--budget",
-        type=ByteCount(),
+        type=output.ByteCount(),
         default=DEFAULT_BUDGET,
         metavar="SIZE",
         help="Memory for blocks and indexes in flight.",
     ),
     click.option(
         "--split-size",
-        type=ByteCount(),
+        type=output.ByteCount(),
         default=DEFAULT_SPLIT_SIZE,
         metavar="SIZE",
         help="Size above which a stream gets its own stream object.",
@@ -138,7 +136,7 @@ _OPTIONS = (
     ),
     click.option(
         "--rate",
-        type=ByteCount(),
+        type=output.ByteCount(),
         default="0B",
         show_default=False,
         metavar="SIZE",

@@ -34,9 +34,7 @@ from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.compaction.sso_planning import PlannedGroup
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.controllers.methods import GET_NODES
+from streammeta.client.controllers import bucket_check, controller_client, methods
 from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
@@ -67,14 +65,14 @@ class Targets:
 
 
 async def find_targets(
-    client: ControllerClient, node_ids: Sequence[int] = (), *, gone: bool = False
+    client: controller_client.ControllerClient, node_ids: Sequence[int] = (), *, gone: bool = False
 ) -> Targets:
     """Look up the nodes with these ids, or all (`gone`: all gone) nodes with stream set objects.
 
     Raises `CommandError` if a named node has not registered, or no node is live.
     """
     # Describe all nodes, because the writer may be one that the user did not select.
-    pages = client.pages(GET_NODES, nodes_pb2.GetNodesRequest())
+    pages = client.pages(methods.GET_NODES, nodes_pb2.GetNodesRequest())
     known = {node.node_id: node async for page in pages for node in page.nodes}
     unknown = [node_id for node_id in node_ids if node_id not in known]
 
@@ -189,7 +187,7 @@ async def run(
 class CompactionWork:
     """Cluster, bucket, and a compactor that is kept while its writer is the same."""
 
-    client: ControllerClient
+    client: controller_client.ControllerClient
     store: ObjectStore
     namespace: str
     request: CompactionRequest
@@ -301,14 +299,14 @@ async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork
     config = request.config()
 
     with closing(request.open_store()) as store:
-        async with ControllerClient(
+        async with controller_client.ControllerClient(
             request.connect, deadline_s=request.timeout_s, tls=request.tls
         ) as client:
             try:
                 # Keys are valid in the bucket of this cluster only. Check it before anything is
                 # read or replaced.
                 namespace = await client.object_namespace()
-                await BucketCheck(client, store, namespace).require()
+                await bucket_check.BucketCheck(client, store, namespace).require()
             except BrokerClientError as error:
                 raise _command_error(error, request.tls) from error
             except WrongBucketError as error:

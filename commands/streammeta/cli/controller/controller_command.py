@@ -9,10 +9,7 @@ from typing import Any
 
 import click
 
-from streammeta.cli.framework.client import Command, add_options
-from streammeta.cli.framework.config_file import config_option
-from streammeta.cli.framework.connecting import take_tls_files
-from streammeta.cli.framework.tracing import exporting_traces, tracing_option
+from streammeta.cli.framework import client, config_file, connecting, tracing
 from streammeta.controller.config import (
     AuditFailure,
     ConfigError,
@@ -66,7 +63,7 @@ _SETTINGS = {
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 
 
-def _setting_options(command: Command) -> Command:
+def _setting_options(command: client.Command) -> client.Command:
     """Add the options of `_SETTINGS`, with the defaults of `ControllerConfig`."""
     defaults = {field.name: field.default for field in fields(ControllerConfig)}
     # A default of None is computed at the start. The help text describes it.
@@ -74,11 +71,11 @@ def _setting_options(command: Command) -> Command:
         click.option(f"--{name.replace('_', '-')}", type=int, default=defaults[name], help=text)
         for name, text in _SETTINGS.items()
     )
-    return add_options(*options)(command)
+    return client.add_options(*options)(command)
 
 
 @click.command()
-@config_option
+@config_file.config_option
 @click.option("--node-id", type=int, required=True, help="Id of this controller, 0 to 999.")
 @click.option(
     "--cluster-id", required=True, help="Name of the cluster, part of every object's key."
@@ -218,7 +215,7 @@ def _setting_options(command: Command) -> Command:
     is_flag=True,
     help="Enable gRPC server reflection, which grpcurl uses.",
 )
-@tracing_option("commits and calls that come with a trace")
+@tracing.tracing_option("commits and calls that come with a trace")
 @_file_option(
     "--policy",
     help="TOML file that grants roles, denies certificates and assigns namespaces of keys."
@@ -282,9 +279,9 @@ def controller(
             peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
-            tls=take_tls_files("tls", settings),
-            peer_tls=take_tls_files("peer-tls", settings),
-            http_tls=take_tls_files("http-tls", settings),
+            tls=connecting.take_tls_files("tls", settings),
+            peer_tls=connecting.take_tls_files("peer-tls", settings),
+            http_tls=connecting.take_tls_files("http-tls", settings),
             audit_failure=AuditFailure(audit_failure),
             namespace=namespace or cluster_namespace(cluster_id),
             **settings,  # those whose options have the same names
@@ -307,7 +304,7 @@ def controller(
 def _run(config: ControllerConfig) -> None:
     from streammeta.controller.process.server import run
 
-    with exporting_traces("streammeta-controller", wanted=config.tracing):
+    with tracing.exporting_traces("streammeta-controller", wanted=config.tracing):
         run(config)
 
 

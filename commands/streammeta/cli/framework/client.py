@@ -14,21 +14,12 @@ import click
 import grpc
 
 from streammeta.controller.errors import ApiError
+from streammeta.rpc import blocking_client, failures, leader_router
 from streammeta.rpc.advice import advice, is_refusal
-from streammeta.rpc.blocking_client import (
-    BlockingClient,
-    LeaderCallError,
-    Request,
-    Response,
-    UnaryMethod,
-)
-from streammeta.rpc.failures import Reason, RpcFailure
-from streammeta.rpc.leader_router import FailureKind
 from streammeta.tls.files import CallerFiles
+from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 from streammeta.v1.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
-from streammeta.v1.quorum_pb2 import DescribeQuorumRequest, DescribeQuorumResponse
-from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 DEADLINE_S = 10.0
 
@@ -47,22 +38,23 @@ _HINTS = {
 }
 
 _HINTS_BY_REASON: dict[str, str] = {
-    Reason.BUSY: "nothing was changed. Repeat the command in a moment",
-    Reason.DISK_FULL: "nothing was changed. Free space on the full disks that `streammeta"
+    failures.Reason.BUSY: "nothing was changed. Repeat the command in a moment",
+    failures.Reason.DISK_FULL: "nothing was changed. Free space on the full disks that `streammeta"
     " quorum describe` lists, then repeat",
-    Reason.FEATURE_LEVEL: "nothing was changed. `streammeta features describe` shows the versions "
-    "of all controllers",
-    Reason.RECOVERING: "nothing was changed. `streammeta restore finish` ends recovery mode",
-    Reason.MARKER_UNSEEN: "nothing was changed. Restore the controllers' access to the"
+    failures.Reason.FEATURE_LEVEL: "nothing was changed. `streammeta features describe` shows"
+    " the versions of all controllers",
+    failures.Reason.RECOVERING: "nothing was changed. `streammeta restore finish` ends recovery"
+    " mode",
+    failures.Reason.MARKER_UNSEEN: "nothing was changed. Restore the controllers' access to the"
     " bucket, then repeat",
-    Reason.FENCE_PENDING: "nothing was changed. Repeat the command after the named time",
-    Reason.QUOTA_EXCEEDED: "nothing was changed. Delete unused entries, or raise the named"
+    failures.Reason.FENCE_PENDING: "nothing was changed. Repeat the command after the named time",
+    failures.Reason.QUOTA_EXCEEDED: "nothing was changed. Delete unused entries, or raise the named"
     " limit on all controllers",
-    Reason.AUDIT_UNAVAILABLE: "nothing was changed. Make the controllers' audit log writable, then "
-    "repeat",
+    failures.Reason.AUDIT_UNAVAILABLE: "nothing was changed. Make the controllers' audit log"
+    " writable, then repeat",
 }
 
-_REPEATED = frozenset({FailureKind.UNREACHABLE, FailureKind.NOT_LEADER})
+_REPEATED = frozenset({leader_router.FailureKind.UNREACHABLE, leader_router.FailureKind.NOT_LEADER})
 """Failures after which a call is retried. All others are reported at once."""
 
 Answer = TypeVar("Answer")
@@ -77,7 +69,7 @@ class CallError(ApiError):
         self.hint = hint
 
 
-def call_error(failure: RpcFailure, endpoint: str, *, over_tls: bool = False) -> CallError:
+def call_error(failure: failures.RpcFailure, endpoint: str, *, over_tls: bool = False) -> CallError:
     """Return the error to show to operators."""
     code = failure.code.name
     hint = (
@@ -94,7 +86,7 @@ def call_error(failure: RpcFailure, endpoint: str, *, over_tls: bool = False) ->
     return CallError(failure.reason or code, message, hint)
 
 
-class ControllerClient(BlockingClient):
+class ControllerClient(blocking_client.BlockingClient):
     """The operator's client of a cluster. Every failure is a `CallError`.
 
     `endpoints` are `host:port` of at least one controller. `timeout_s` bounds each call including
@@ -111,7 +103,11 @@ class ControllerClient(BlockingClient):
         super().__init__(endpoints, _REPEATED, waits_for_cluster=False, tls=tls)
         self.timeout_s = timeout_s
 
-    def call(self, method: UnaryMethod[Request, Response], request: Request) -> Response:
+    def call(
+        self,
+        method: blocking_client.UnaryMethod[blocking_client.Request, blocking_client.Response],
+        request: blocking_client.Request,
+    ) -> blocking_client.Response:
         """Send `request` to the leader and return its answer.
 
         `method` selects the method of a stub, as in `client.call(lambda channel:
@@ -126,11 +122,11 @@ class ControllerClient(BlockingClient):
         """
         try:
             return self.call_leader(send, self.timeout_s)
-        except LeaderCallError as error:
+        except blocking_client.LeaderCallError as error:
             raise _explain(error, over_tls=self.tls is not None) from error
 
 
-def _explain(error: LeaderCallError, *, over_tls: bool) -> CallError:
+def _explain(error: blocking_client.LeaderCallError, *, over_tls: bool) -> CallError:
     has_failed_before = error.endpoint in error.search.tried
     # A final failure comes from a controller that was reached. It explains more than the search.
     is_late = error.failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -142,7 +138,7 @@ def _explain(error: LeaderCallError, *, over_tls: bool) -> CallError:
     claims = {
         endpoint: failure.metadata.get("leader_endpoint", "")
         for endpoint, failure in tried.items()
-        if failure.reason == Reason.NOT_LEADER
+        if failure.reason == failures.Reason.NOT_LEADER
     }
     if not claims:
         hint = "start one with `streammeta dev`, or correct --connect"
@@ -156,7 +152,7 @@ def _explain(error: LeaderCallError, *, over_tls: bool) -> CallError:
 
 
 def no_controller_error(
-    silent: Mapping[str, RpcFailure], hint: str, *, over_tls: bool
+    silent: Mapping[str, failures.RpcFailure], hint: str, *, over_tls: bool
 ) -> CallError:
     """Return the error for controllers that do not answer. `silent` is by endpoint.
 
@@ -175,12 +171,12 @@ def no_controller_error(
     return CallError("NO_CONTROLLER", message, hint)
 
 
-def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str:
+def _claim_text(asked: str, leader: str, tried: Mapping[str, failures.RpcFailure]) -> str:
     if not leader:
         # A leader that is known but unreachable from here is usually a wrong --advertise.
         return f"{asked} knows no leader"
     claim = f"{asked} says {leader} leads"
-    if leader in tried and tried[leader].reason != Reason.NOT_LEADER:
+    if leader in tried and tried[leader].reason != failures.Reason.NOT_LEADER:
         claim += f", which is unreachable from here ({tried[leader].message})"
     return claim
 
@@ -192,15 +188,15 @@ def describe_cluster(client: ControllerClient) -> DescribeClusterResponse:
     )
 
 
-def leaders_view(client: ControllerClient) -> DescribeQuorumResponse:
+def leaders_view(client: ControllerClient) -> quorum_pb2.DescribeQuorumResponse:
     """Return the quorum as its leader sees it. Raises CallError.
 
     Its `high_watermark` is the committed end of the log. Other controllers lag behind it, and one
     that has just started knows no end at all. A new leader answers once it has committed.
     """
     return client.call(
-        lambda channel: QuorumServiceStub(channel).DescribeQuorum,
-        DescribeQuorumRequest(leader_only=True),
+        lambda channel: quorum_pb2_grpc.QuorumServiceStub(channel).DescribeQuorum,
+        quorum_pb2.DescribeQuorumRequest(leader_only=True),
     )
 
 

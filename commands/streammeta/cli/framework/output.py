@@ -30,15 +30,13 @@ from typing import Any, NoReturn
 import click
 import grpc
 
-from streammeta.cli.framework.client import CallError, Command, call_error
-from streammeta.cli.framework.profiles import ProfileError
+from streammeta.cli.framework import client, profiles
 from streammeta.controller.config import ConfigError
 from streammeta.controller.errors import ApiError, LogOfBeforeError, NewerLogError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
 from streammeta.rpc.failures import read_failure
 from streammeta.shell.events import cell
-from streammeta.storage.errors import MissingPackageError, StorageError
-from streammeta.storage.installation import optional_packages
+from streammeta.storage import errors, installation
 from streammeta.tls.files import TlsError
 
 
@@ -153,8 +151,8 @@ class CommandError(Exception):
 
 
 EXPECTED_ERRORS = (
-    *(CommandError, ApiError, ConfigError, StorageError, JournalError, NewerLogError),
-    *(LogOfBeforeError, grpc.RpcError, OSError, ProfileError, TlsError),
+    *(CommandError, ApiError, ConfigError, errors.StorageError, JournalError, NewerLogError),
+    *(LogOfBeforeError, grpc.RpcError, OSError, profiles.ProfileError, TlsError),
 )
 """Errors that `command_output` explains. Any other exception is a defect."""
 
@@ -165,19 +163,19 @@ def explain(error: Exception) -> CommandError:
     match error:
         case CommandError():
             return error
-        case CallError():
+        case client.CallError():
             return CommandError(error.code, str(error), error.hint)
         case grpc.RpcError():
-            return explain(call_error(read_failure(error), "a controller"))
-        case MissingPackageError():
+            return explain(client.call_error(read_failure(error), "a controller"))
+        case errors.MissingPackageError():
             return CommandError("MISSING_PACKAGE", str(error), "repeat the command afterwards")
-        case StorageError():
+        case errors.StorageError():
             return CommandError("STORAGE", str(error), "correct this and repeat the command")
         case JournalError():
             return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
         case NewerLogError() | LogOfBeforeError():
             return _log_error(error)
-        case ProfileError():
+        case profiles.ProfileError():
             return CommandError("PROFILE", str(error), "correct the file, or use --profile none")
         case TlsError():
             return CommandError(
@@ -336,7 +334,7 @@ def command_output(output_format: OutputFormat) -> Iterator[Output]:
     output = Output(output_format)
     try:
         # A missing extra becomes a sentence with the command to install it.
-        with optional_packages("this command"):
+        with installation.optional_packages("this command"):
             yield output
     except BrokenPipeError:
         raise  # the reader has seen enough: click ends the program quietly
@@ -383,7 +381,7 @@ format_option = click.option(
 """Adds `--format`: argument `output_format: OutputFormat`."""
 
 
-def with_output(command: Command) -> Command:
+def with_output(command: client.Command) -> client.Command:
     """Add `--format`, and run the command under the contract: argument `output: Output`."""
 
     @functools.wraps(command)
@@ -411,7 +409,7 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     output_format = _format_in(words)
 
     try:
-        with optional_packages("this command"):
+        with installation.optional_packages("this command"):
             # standalone_mode would print errors by itself, and not as json.
             result = command.main(words, prog_name="streammeta", standalone_mode=False)
     # A subclass of UsageError, so it comes first.

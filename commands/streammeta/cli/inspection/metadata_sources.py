@@ -18,16 +18,13 @@ import grpc
 
 from streammeta.cli.framework.client import CallError, ControllerClient, leaders_view
 from streammeta.cli.framework.output import CommandError
-from streammeta.cli.recovery.backup_command import open_backup
-from streammeta.cli.recovery.restore_command import replay_backup
-from streammeta.cli.recovery.snapshot_command import download
+from streammeta.cli.recovery import backup_command, restore_command, snapshot_command
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.rpc.failures import read_failure
 from streammeta.shell.state import Change, MetadataCopy
 from streammeta.shell.tree import Directory
 from streammeta.storage.parsing import parse_json
-from streammeta.v1 import metadata_pb2
-from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
+from streammeta.v1 import metadata_pb2, metadata_pb2_grpc
 
 LIVE = "live"
 """Name of the metadata of the connected cluster."""
@@ -117,7 +114,7 @@ class MetadataSources:
 
     def _live(self) -> MetadataCopy:
         file = self._temporary()
-        download(self._required_client("live metadata is"), cast(BinaryIO, file))
+        snapshot_command.download(self._required_client("live metadata is"), cast(BinaryIO, file))
         return _read(file, LIVE)
 
     def _open(self, address: str) -> MetadataCopy:
@@ -175,8 +172,8 @@ class MetadataSources:
 
         # No cluster id and no namespace: the backup names its own.
         # The address alone has to select one backup of the store.
-        with open_backup(place, None, None) as archive:
-            found = replay_backup(archive, archive.inventory(), offset)
+        with backup_command.open_backup(place, None, None) as archive:
+            found = restore_command.replay_backup(archive, archive.inventory(), offset)
             cluster_id = archive.folder.cluster_id
         snapshot_id = SnapshotId(
             EndOffset(found.cluster_metadata.applied_end_offset), Epoch(found.epoch)
@@ -208,7 +205,7 @@ def _watch(
         channel: grpc.Channel, _seconds_left: float
     ) -> tuple[Any, metadata_pb2.WatchResponse]:
         request = metadata_pb2.WatchRequest(from_offset=from_offset)
-        responses = MetadataServiceStub(channel).Watch(request)
+        responses = metadata_pb2_grpc.MetadataServiceStub(channel).Watch(request)
         return responses, next(responses, metadata_pb2.WatchResponse())
 
     return begin

@@ -18,22 +18,7 @@ import click
 
 from streammeta.cli.framework.output import CommandError, Output, OutputFormat, with_output
 from streammeta.storage.errors import CorruptObjectError, Deviation, PayloadError
-from streammeta.storage.inspection import rendering
-from streammeta.storage.inspection.kafka_batch import (
-    KafkaBatch,
-    KafkaRecord,
-    decode_kafka_batches,
-    decode_kafka_records,
-)
-from streammeta.storage.inspection.meta_stream import decode_meta_entry
-from streammeta.storage.inspection.object_report import (
-    Fetch,
-    Finding,
-    ObjectOutline,
-    PlacedRecord,
-    read_outline,
-    read_records,
-)
+from streammeta.storage.inspection import kafka_batch, meta_stream, object_report, rendering
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 
 STANDARD_INPUT = "-"
@@ -48,7 +33,7 @@ class OpenedObject:
 
     name: str
     size: int
-    fetch: Fetch
+    fetch: object_report.Fetch
 
     @property
     def object_id(self) -> int | None:
@@ -174,12 +159,14 @@ def dump_command(
             raise click.UsageError("use --records or --no-records, not both")
         limit = 0
     with open_object(address) as opened:
-        outline = read_outline(opened.name, opened.size, opened.fetch, is_tolerant=tolerant)
+        outline = object_report.read_outline(
+            opened.name, opened.size, opened.fetch, is_tolerant=tolerant
+        )
         dump = _Dump(output, outline, decode)
         dump.show_outline(opened.object_id)
         # With a limit of 0 no block must be fetched, not even the first.
         if limit != 0:
-            wanted = read_records(outline, opened.fetch, stream_id)
+            wanted = object_report.read_records(outline, opened.fetch, stream_id)
             dump.show_records(wanted, limit)
         dump.end(stream_id)
 
@@ -187,7 +174,9 @@ def dump_command(
 class _Dump:
     """Shows an object while reading it, and collects its faults."""
 
-    def __init__(self, output: Output, outline: ObjectOutline, decode: str | None) -> None:
+    def __init__(
+        self, output: Output, outline: object_report.ObjectOutline, decode: str | None
+    ) -> None:
         self._output = output
         self._outline = outline
         self._decode = decode
@@ -201,7 +190,7 @@ class _Dump:
         self._output.collected |= rendering.outline_document(self._outline, object_id)
         self._say(rendering.outline_lines(self._outline, object_id))
 
-    def show_records(self, findings: Iterator[Finding], limit: int | None) -> None:
+    def show_records(self, findings: Iterator[object_report.Finding], limit: int | None) -> None:
         """Show records, at most `limit`, and the faults and deviations among them."""
         for finding in findings:
             match finding:
@@ -210,7 +199,7 @@ class _Dump:
                 case Deviation():
                     self._deviations.append(finding)
                     self._output.note(rendering.deviation_line(finding))
-                case PlacedRecord():
+                case object_report.PlacedRecord():
                     self._show(finding)
                     self._shown += 1
                     # Return before the generator fetches another block.
@@ -243,7 +232,7 @@ class _Dump:
         for line in lines:
             self._output.note(line)
 
-    def _show(self, placed: PlacedRecord) -> None:
+    def _show(self, placed: object_report.PlacedRecord) -> None:
         document = rendering.record_document(placed)
         self._output.note(rendering.record_line(placed.record))
 
@@ -252,7 +241,7 @@ class _Dump:
             if self._decode == KAFKA:
                 self._show_kafka(placed, document)
             elif self._decode == METASTREAM:
-                entry = decode_meta_entry(placed.record.payload)
+                entry = meta_stream.decode_meta_entry(placed.record.payload)
                 document["meta"] = rendering.meta_document(entry)
                 self._say(rendering.meta_lines(entry))
         except PayloadError as error:
@@ -262,10 +251,10 @@ class _Dump:
         if self._output.format is OutputFormat.JSON:
             self._records.append(document)
 
-    def _show_kafka(self, placed: PlacedRecord, document: dict[str, Any]) -> None:
+    def _show_kafka(self, placed: object_report.PlacedRecord, document: dict[str, Any]) -> None:
         # Assigned before decoding, so that batches before an undecodable one are kept.
         batches = document["batches"] = []
-        for batch in decode_kafka_batches(placed.record.payload):
+        for batch in kafka_batch.decode_kafka_batches(placed.record.payload):
             records, error = _records_of(batch)
             batches.append(rendering.kafka_document(batch, records))
             self._say(rendering.kafka_lines(batch, records))
@@ -277,14 +266,18 @@ class _Dump:
                 raise error
 
 
-def _records_of(batch: KafkaBatch) -> tuple[list[KafkaRecord], PayloadError | None]:
+def _records_of(
+    batch: kafka_batch.KafkaBatch,
+) -> tuple[list[kafka_batch.KafkaRecord], PayloadError | None]:
     try:
-        return decode_kafka_records(batch), None
+        return kafka_batch.decode_kafka_records(batch), None
     except PayloadError as error:
         return [], error
 
 
-def _find_damage(batch: KafkaBatch, placed: PlacedRecord, source: str) -> CorruptObjectError:
+def _find_damage(
+    batch: kafka_batch.KafkaBatch, placed: object_report.PlacedRecord, source: str
+) -> CorruptObjectError:
     """Return damage that only the payload's own format can detect."""
     return CorruptObjectError(
         source,

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from streammeta.cli.framework.output import CommandError, Output, OutputFormat, with_output
-from streammeta.storage.object_store import precheck
-from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store import opening, precheck
 from streammeta.storage.object_store.protocol.address import DEFAULT_REGION, Checksum, S3Config
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -135,7 +134,7 @@ def _parse(read: Callable[[], T]) -> T:
 
 
 def _open(address: str) -> tuple[ObjectStore, Checksum | None]:
-    store = open_object_store(address)
+    store = opening.open_object_store(address)
     # A directory has no checksum setting.
     is_s3 = address.startswith("s3://")
     return store, S3Config.from_uri(address).checksum if is_s3 else None

@@ -23,11 +23,10 @@ from streammeta.cli.framework.output import (
     with_output,
 )
 from streammeta.cli.inspection.metadata_sources import MetadataSources
-from streammeta.shell.commands import COMMANDS, execute
+from streammeta.shell import commands, tree
 from streammeta.shell.events import Event, Problem, ProblemCode, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
 from streammeta.shell.state import ShellState
-from streammeta.shell.tree import Directory
 from streammeta.tls.files import CallerFiles
 
 COMMANDS_WITHOUT_MAP = ("help", "history", "pwd", "exit")
@@ -86,7 +85,7 @@ def shell(
             _open_prompt(sources, client, output)
 
 
-def _root(sources: MetadataSources, client: ControllerClient | None) -> Directory:
+def _root(sources: MetadataSources, client: ControllerClient | None) -> tree.Directory:
     return sources.tree() if sources.address is not None else live_tree(_require_client(client))
 
 
@@ -100,7 +99,7 @@ def _run_once(
 ) -> None:
     # These commands need no metadata, so they also work without a cluster.
     if words[0] in COMMANDS_WITHOUT_MAP:
-        root: Directory = live_tree(_Nobody())
+        root: tree.Directory = live_tree(_Nobody())
     else:
         if sources.address is None:
             describe_cluster(_require_client(client))  # a path such as / is listed without asking
@@ -118,13 +117,13 @@ def _run_once(
     problems: list[Problem] = []
     state = ShellState(root, source=sources)
     # Problems are set aside: other paths are still shown, and the failure comes last.
-    events = _without_problems(execute(state, list(words)), problems)
+    events = _without_problems(commands.execute(state, list(words)), problems)
 
     if output.format is OutputFormat.JSON:
         output.summary({"command": words[0], **json_value(events)})
     elif output.format is OutputFormat.TABLE:
         lines = text_lines(events, shutil.get_terminal_size().columns)
-        command = COMMANDS.get(words[0])
+        command = commands.COMMANDS.get(words[0])
         # Output that never ends must appear at once, but show_lines first collects a screenful.
         show = write_lines if command is not None and command.goes_on else show_lines
         show(lines)

@@ -16,8 +16,7 @@ from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.controller.features import ADDED, BASE_LEVEL
 from streammeta.shell.documents import field_value
-from streammeta.v1 import admin_pb2
-from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from streammeta.v1 import admin_pb2, admin_pb2_grpc
 
 _CONTROLLER_COLUMNS = ("node_id", "voter", "endpoint", "version", "lowest", "highest")
 _LEVEL_COLUMNS = ("level", "in_force", "adds")
@@ -135,7 +134,7 @@ def change_level(
 ) -> admin_pb2.UpdateFeatureLevelResponse:
     """Set the cluster's feature level, or only check it with `dry_run`. Raises `CallError`."""
     return client.call(
-        lambda channel: AdminServiceStub(channel).UpdateFeatureLevel,
+        lambda channel: admin_pb2_grpc.AdminServiceStub(channel).UpdateFeatureLevel,
         admin_pb2.UpdateFeatureLevelRequest(level=level, dry_run=dry_run, lower=is_lower),
     )
 

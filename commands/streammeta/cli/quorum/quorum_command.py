@@ -19,10 +19,8 @@ from streammeta.cli.quorum.quorum_views import (
 from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
 from streammeta.shell.documents import field_value, iso_time
 from streammeta.tls.files import CallerFiles
-from streammeta.v1 import admin_pb2
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2_grpc
 from streammeta.v1 import quorum_pb2 as pb
-from streammeta.v1.admin_pb2_grpc import AdminServiceStub
-from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 CHANGE_TIMEOUT_S = 60.0
 """Timeout in seconds of slow changes: a new voter catches up, a snapshot writes all metadata."""
@@ -212,7 +210,7 @@ def add_voter(
         directory_id = observer.key.directory_id
     key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
     answer = client.call(
-        lambda channel: QuorumServiceStub(channel).AddVoter,
+        lambda channel: quorum_pb2_grpc.QuorumServiceStub(channel).AddVoter,
         pb.AddVoterRequest(
             cluster_id=view.cluster_id,
             voter=pb.Voter(key=key, endpoint=endpoint),
@@ -279,7 +277,7 @@ def remove_voter(
     if was_voter:
         key = find_replica(node_id, directory_id, view.voters, "voter").key
     answer = client.call(
-        lambda channel: QuorumServiceStub(channel).RemoveVoter,
+        lambda channel: quorum_pb2_grpc.QuorumServiceStub(channel).RemoveVoter,
         pb.RemoveVoterRequest(
             cluster_id=view.cluster_id, key=key, timeout_ms=_controllers_timeout_ms(client)
         ),
@@ -313,7 +311,7 @@ def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
     before = leaders_view(client).leader_id
     if to != before:  # so that a repeated command does no harm
         client.call(
-            lambda channel: AdminServiceStub(channel).TransferLeadership,
+            lambda channel: admin_pb2_grpc.AdminServiceStub(channel).TransferLeadership,
             admin_pb2.TransferLeadershipRequest(to_node_id=to),
         )
 
@@ -347,7 +345,7 @@ def snapshot(
     for endpoint in connect:
         with ControllerClient([endpoint], timeout_s, tls) as client:
             taken = client.call(
-                lambda channel: AdminServiceStub(channel).TakeSnapshot,
+                lambda channel: admin_pb2_grpc.AdminServiceStub(channel).TakeSnapshot,
                 admin_pb2.TakeSnapshotRequest(),
             )
         rows.append((taken.answered_by, endpoint, taken.end_offset, taken.epoch))

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from streammeta.cli.framework.client import no_controller_error
-from streammeta.cli.framework.output import CommandError
-from streammeta.rpc.connections import operator_channel
-from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.cli.framework import client, output
+from streammeta.rpc import connections, failures
 from streammeta.tls.files import CallerFiles
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
@@ -28,7 +26,7 @@ class QuorumViews:
     """Answers by node id, and the endpoints without an answer with the reason."""
 
     answers: dict[int, pb.DescribeQuorumResponse] = field(default_factory=dict)
-    silent: dict[str, RpcFailure] = field(default_factory=dict)
+    silent: dict[str, failures.RpcFailure] = field(default_factory=dict)
 
     @property
     def leader(self) -> pb.DescribeQuorumResponse | None:
@@ -59,7 +57,7 @@ def gather_views(
         known = {voter.endpoint for answer in views.answers.values() for voter in answer.voters}
         waiting = known - asked - {""}
     if not views.answers:
-        raise no_controller_error(
+        raise client.no_controller_error(
             views.silent, "start one, or correct --connect", over_tls=tls is not None
         )
     return views
@@ -68,7 +66,7 @@ def gather_views(
 def _ask(
     endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None, views: QuorumViews
 ) -> None:
-    channels = {endpoint: operator_channel(endpoint, tls) for endpoint in endpoints}
+    channels = {endpoint: connections.operator_channel(endpoint, tls) for endpoint in endpoints}
     # All calls run at once, so that timeouts of silent controllers do not add up.
     calls = {
         endpoint: QuorumServiceStub(channel).DescribeQuorum.future(
@@ -81,7 +79,7 @@ def _ask(
         try:
             answer = call.result()
         except grpc.RpcError as error:
-            views.silent[endpoint] = read_failure(error, over_tls=tls is not None)
+            views.silent[endpoint] = failures.read_failure(error, over_tls=tls is not None)
         else:
             views.answers[answer.node_id] = answer
 
@@ -107,7 +105,7 @@ def find_replica(
     if not found:
         disk = f" with directory {directory_id}" if directory_id else ""
         there = ", ".join(_names(among)) or "none"
-        raise CommandError(
+        raise output.CommandError(
             f"{what.upper()}_NOT_FOUND",
             f"node {node_id}{disk} is not a {what}. The leader knows these: {there}",
             _MISSING_HINTS[what],
@@ -115,7 +113,7 @@ def find_replica(
 
     # Never guess: a change for the wrong disk could cost the majority.
     disks = ", ".join(replica.key.directory_id or "unknown" for replica in found)
-    raise CommandError(
+    raise output.CommandError(
         "SEVERAL_DIRECTORIES",
         f"node {node_id} has several directories: {disks}",
         "select one with --directory-id",

@@ -10,9 +10,7 @@ import click
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.connecting import Endpoints, connecting
 from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Moment, Output, with_output
-from streammeta.cli.reconcile import reconcile_options
-from streammeta.cli.reconcile.reconcile_signals import ending_event, interruptible
-from streammeta.cli.reconcile.reconcile_watch_command import watch_command
+from streammeta.cli.reconcile import reconcile_options, reconcile_signals, reconcile_watch_command
 
 if TYPE_CHECKING:
     from streammeta.reconcile.apply import ApplyResult
@@ -111,7 +109,7 @@ def plan_command(
     started_ms = _now_ms()
     # A plan deletes nothing, so a signal may interrupt it anywhere.
     with (
-        interruptible(
+        reconcile_signals.interruptible(
             f"no plan was written to {folder}, and no object was deleted", "run the command again"
         ),
         traces,
@@ -156,7 +154,7 @@ def apply_command(
 
     started_ms = _now_ms()
     # Deletions must not be broken off, so a signal waits for the current batches.
-    with ending_event() as ending:
+    with reconcile_signals.ending_event() as ending:
         config = ApplyConfig(delete=yes, is_ending=ending.is_set, **settings)
         with traces:
             result = apply(config, reconcile_options.tell_progress)
@@ -174,7 +172,7 @@ def apply_command(
     )
 
 
-reconcile.add_command(watch_command)
+reconcile.add_command(reconcile_watch_command.watch_command)
 
 
 @reconcile.command("undo")
@@ -197,7 +195,7 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
     reconcile_options.start_reconciliation()
     from streammeta.reconcile.undo import undo
 
-    with ending_event() as ending:
+    with reconcile_signals.ending_event() as ending:
         result = undo(folder, store, reconcile_options.tell_progress, ending.is_set)
     reconcile_options.show_tallies(
         output, "outcomes", "outcome", dict(sorted(result.outcomes.items()))

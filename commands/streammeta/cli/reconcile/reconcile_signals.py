@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from streammeta.cli.framework.output import CommandError
-from streammeta.cli.framework.signal_event import SignalEvent
+from streammeta.cli.framework import output, signal_event
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STDERR = 2
 
 
-class Ending(SignalEvent):
+class Ending(signal_event.SignalEvent):
     """Event that the first signal sets. `by` is its name."""
 
     by = ""
@@ -50,7 +49,7 @@ def interruptible(done: str, advice: str) -> Iterator[None]:
     except (_SignalError, Exception):
         if not struck:
             raise
-        raise CommandError("INTERRUPTED", f"ended by {struck[0]}: {done}", advice) from None
+        raise output.CommandError("INTERRUPTED", f"ended by {struck[0]}: {done}", advice) from None
 
 
 @contextmanager

@@ -13,8 +13,7 @@ import click
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.connecting import connecting
 from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Duration, Output, with_output
-from streammeta.cli.reconcile import reconcile_options
-from streammeta.cli.reconcile.reconcile_signals import ending_event
+from streammeta.cli.reconcile import reconcile_options, reconcile_signals
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.private_files import READABLE_MODE
 
@@ -116,7 +115,7 @@ def watch_command(
         reconcile_options.tell_controllers(round_report(one), planned.connect, planned.tls)
 
     # A round may be deleting, so a signal lets it finish its batch.
-    with traces, ending_event() as ending:
+    with traces, reconcile_signals.ending_event() as ending:
         last = watch(config, ending, tell, reconcile_options.tell_progress)
     _show(output, last)
     _require_success(last)

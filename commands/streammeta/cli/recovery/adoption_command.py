@@ -23,11 +23,9 @@ from streammeta.cli.framework.client import (
 )
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, say_progress, with_output
+from streammeta.cli.recovery import predecessors, snapshot_command
 from streammeta.cli.recovery.backup_command import open_backup, open_store
-from streammeta.cli.recovery.predecessors import call_when_fenced, stopped_option, wait_for_fence
-from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
-from streammeta.storage.adoption.model import HARMLESS, LeftBehind
-from streammeta.storage.adoption.planner import AdoptionBatch, AdoptionPlan
+from streammeta.storage.adoption import model, planner
 from streammeta.storage.cluster_files.bucket_marker import check_marker, read_marker
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import admin_pb2, common_pb2
@@ -46,7 +44,7 @@ _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 
 
 @click.command()
-@with_client(DOWNLOAD_TIMEOUT_S)
+@with_client(snapshot_command.DOWNLOAD_TIMEOUT_S)
 @store_option
 @click.option(
     "--dry-run", is_flag=True, help="Show the objects that would be adopted. Change nothing."
@@ -57,7 +55,7 @@ _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
     is_flag=True,
     help="Adopt objects after a gap too. Offsets in the gap are lost.",
 )
-@stopped_option
+@predecessors.stopped_option
 @with_output
 def adopt(
     *,
@@ -119,7 +117,7 @@ def adopt(
 
 
 @click.command()
-@with_client(DOWNLOAD_TIMEOUT_S)
+@with_client(snapshot_command.DOWNLOAD_TIMEOUT_S)
 @store_option
 @click.option(
     "--leave-behind",
@@ -133,7 +131,7 @@ def adopt(
     help="Backup store of the new cluster. The command waits until it contains the end of"
     " recovery mode.",
 )
-@stopped_option
+@predecessors.stopped_option
 @with_output
 def finish(
     *,
@@ -163,7 +161,7 @@ def finish(
     if surveyed is not None:
         _require_settled(surveyed, leave_behind=leave_behind)
         output.summary({"lost": len(surveyed.plan.lost), "missing": len(surveyed.missing)})
-    answer = call_when_fenced(
+    answer = predecessors.call_when_fenced(
         client,
         lambda channel: AdminServiceStub(channel).FinishRestore,
         admin_pb2.FinishRestoreRequest(),
@@ -182,7 +180,7 @@ class _Surveyed:
     undecided: range
     objects: int
     bytes: int
-    plan: AdoptionPlan
+    plan: planner.AdoptionPlan
     missing: tuple[Missing, ...]
     state: MetadataState
     present: Set[int]
@@ -209,7 +207,7 @@ def _wait_for_fence(
     with open_store(address) as store:
         # The mark must not end up in the bucket of another cluster.
         require_own(store, cluster)
-        wait_for_fence(
+        predecessors.wait_for_fence(
             store,
             cluster.object_namespace,
             cluster_uuid=cluster.cluster_uuid,
@@ -242,7 +240,7 @@ def _survey(
     with open_store(address) as store, tempfile.TemporaryFile() as copy:
         # A plan from another cluster's bucket would adopt that cluster's data.
         require_own(store, cluster)
-        download(client, copy)
+        snapshot_command.download(client, copy)
         state = read_map_state(copy)
         if state is None:
             return None
@@ -258,8 +256,8 @@ def _survey(
                 lambda count: say_progress(f"read {count} of {len(undecided)} objects", ends="\r"),
             )
         )
-    unusable = [finding for finding in found if isinstance(finding, LeftBehind)]
-    candidates = [finding for finding in found if not isinstance(finding, LeftBehind)]
+    unusable = [finding for finding in found if isinstance(finding, model.LeftBehind)]
+    candidates = [finding for finding in found if not isinstance(finding, model.LeftBehind)]
     # Other objects may replace those whose bytes are missing.
     heads = state.stream_heads(present)
     plan = plan_adoption(heads, state.next_stream_id, candidates, passes_gaps=passes_gaps)
@@ -294,7 +292,7 @@ def _copy_torn(
         copy_torn(store, cluster.object_namespace, surveyed.plan.torn, free)
 
 
-def to_request(batch: AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
+def to_request(batch: planner.AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
     """Return the request that adopts some objects."""
     request = admin_pb2.AdoptObjectsRequest(replaced_object_ids=batch.replaced)
     for object_ in batch.objects:
@@ -310,8 +308,8 @@ def to_request(batch: AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
     return request
 
 
-def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
-    answer = call_when_fenced(
+def _adopt(client: ControllerClient, batch: planner.AdoptionBatch) -> None:
+    answer = predecessors.call_when_fenced(
         client, lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch)
     )
     # One failed object rejects its whole batch.
@@ -329,7 +327,7 @@ def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
 def _report(output: Output, surveyed: _Surveyed) -> None:
     plan = surveyed.plan
     # Harmless reasons are only counted. All others are listed as `lost`.
-    left = Counter(str(finding.why) for finding in plan.left if finding.why in HARMLESS)
+    left = Counter(str(finding.why) for finding in plan.left if finding.why in model.HARMLESS)
     ranges = [part for object_ in plan.objects for part in object_.ranges]
     output.summary(
         {
@@ -359,7 +357,7 @@ def _report(output: Output, surveyed: _Surveyed) -> None:
     output.rows("gaps", _LEFT[1:-1], plan.gaps)
 
 
-def _cells(one: LeftBehind) -> tuple[int, int, int, int, str]:
+def _cells(one: model.LeftBehind) -> tuple[int, int, int, int, str]:
     return one.object_id, one.stream_id, one.start, one.end, str(one.why)
 
 

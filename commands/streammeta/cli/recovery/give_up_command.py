@@ -17,9 +17,7 @@ import click
 from streammeta.cli.framework.client import ControllerClient, store_option
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
-from streammeta.cli.recovery.adoption_command import describe_restored, require_own
-from streammeta.cli.recovery.backup_command import open_store
-from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
+from streammeta.cli.recovery import adoption_command, backup_command, snapshot_command
 from streammeta.storage.adoption.survey import StoredObject, list_stored
 from streammeta.storage.cluster_files.bucket_marker import (
     Generation,
@@ -28,8 +26,7 @@ from streammeta.storage.cluster_files.bucket_marker import (
     read_undecided,
 )
 from streammeta.storage.object_store.protocol.base import ObjectStore
-from streammeta.v1 import admin_pb2
-from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from streammeta.v1 import admin_pb2, admin_pb2_grpc
 
 _COLUMNS = (
     *("number", "cluster_id", "restored_at", "undecided_from", "undecided_below"),
@@ -51,7 +48,7 @@ class _Left:
 
 
 @click.command("give-up")
-@with_client(DOWNLOAD_TIMEOUT_S)
+@with_client(snapshot_command.DOWNLOAD_TIMEOUT_S)
 @store_option
 @click.option(
     "--older-than",
@@ -87,16 +84,16 @@ def give_up_command(
     """
     if dry_run == yes:
         raise click.UsageError("choose --dry-run or --yes")
-    cluster = describe_restored(client)
+    cluster = adoption_command.describe_restored(client)
     now_ms = time.time_ns() // 1_000_000
 
-    with open_store(store) as objects:
+    with backup_command.open_store(store) as objects:
         left = _survey(client, cluster, objects, now_ms - older_than_ms)
         if yes and left:
             # The leader records the command first, so that no mark exists without an audit entry.
             numbers = [restore.generation.number for restore in left]
             client.call(
-                lambda channel: AdminServiceStub(channel).FinishRestore,
+                lambda channel: admin_pb2_grpc.AdminServiceStub(channel).FinishRestore,
                 admin_pb2.FinishRestoreRequest(given_up=numbers),
             )
             for restore in left:
@@ -125,7 +122,7 @@ def _survey(
     """Return the leftovers of restores before a time, including restores without any."""
     namespace = cluster.object_namespace
     # A mark in another cluster's bucket would let reconciliation delete that cluster's objects.
-    require_own(store, cluster)
+    adoption_command.require_own(store, cluster)
     generations = [
         generation
         for generation in read_undecided(store, namespace)
@@ -159,7 +156,7 @@ def _known_ids(
     from streammeta.cli.recovery.adoption_survey import read_map_state, read_object_ids
 
     with tempfile.TemporaryFile() as copy:
-        download(client, copy)
+        snapshot_command.download(client, copy)
         if read_map_state(copy) is not None:
             raise CommandError(
                 "RECOVERING",

@@ -12,8 +12,7 @@ import click
 
 from streammeta.cli.framework.client import CallError, Command, ControllerClient
 from streammeta.cli.framework.output import CommandError, say_progress
-from streammeta.rpc.blocking_client import Request, Response, UnaryMethod
-from streammeta.rpc.failures import Reason
+from streammeta.rpc import blocking_client, failures
 from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -78,9 +77,9 @@ def wait_for_fence(
 
 def call_when_fenced(
     client: ControllerClient,
-    method: UnaryMethod[Request, Response],
-    request: Request,
-) -> Response:
+    method: blocking_client.UnaryMethod[blocking_client.Request, blocking_client.Response],
+    request: blocking_client.Request,
+) -> blocking_client.Response:
     """Call the leader, and retry until it knows that the old cluster is fenced.
 
     Raises:
@@ -91,7 +90,7 @@ def call_when_fenced(
         try:
             return client.call(method, request)
         except CallError as error:
-            if error.code != Reason.FENCE_PENDING or time.monotonic() > ends_at:
+            if error.code != failures.Reason.FENCE_PENDING or time.monotonic() > ends_at:
                 raise
         time.sleep(0.2)
 

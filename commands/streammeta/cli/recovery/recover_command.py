@@ -19,11 +19,8 @@ import click
 from streammeta.cli.controller.storage_command import data_dir_option
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.cli.recovery.backup_command import open_backup, open_store
-from streammeta.cli.recovery.predecessors import stopped_option, wait_for_fence
-from streammeta.cli.recovery.restore_command import take_over, write_new
-from streammeta.controller.journal.directory import lock_directory
-from streammeta.controller.journal.errors import DirectoryLockedError, DirectoryNotFormattedError
+from streammeta.cli.recovery import backup_command, predecessors, restore_command
+from streammeta.controller.journal import directory, errors
 from streammeta.controller.journal.inspection import open_stopped_directory
 from streammeta.storage import json_files
 from streammeta.storage.cluster_files import bucket_marker
@@ -72,7 +69,7 @@ def inspect_command(*, data_dir: Path, file: Path | None, output: Output) -> Non
     with _no_controller(), _refusals(), open_stopped_directory(data_dir) as (files, identity):
         report = read_survivor(data_dir, files, identity).report
     if file is not None:
-        write_new(file, json_files.encode(report))
+        restore_command.write_new(file, json_files.encode(report))
     output.summary(asdict(report))
 
 
@@ -131,13 +128,13 @@ def plan_command(
     backup = None if address is None else _backup_point(address, reports[0])
     with _refusals():
         survivor = choose_survivor(reports, lost, backup=backup)
-    with open_store(store) as objects:
+    with backup_command.open_store(store) as objects:
         namespace = namespace or cluster_namespace(survivor.cluster_id)
         # A plan for the wrong bucket would fence another cluster.
         _require_owner(objects, namespace, survivor)
         plan = plan_recovery(survivor, reports, lost, _circumstances(objects, namespace))
     if plan_file is not None:
-        write_new(plan_file, json_files.encode(plan))
+        restore_command.write_new(plan_file, json_files.encode(plan))
     output.summary(
         {
             **asdict(plan),
@@ -176,7 +173,7 @@ def plan_command(
     "--audit-log", type=_FILE, help="Audit log of the controller, which records the recovery."
 )
 @click.option("--yes", is_flag=True, help="Apply the changes. Without this option, only show them.")
-@stopped_option
+@predecessors.stopped_option
 @with_output
 def apply_command(
     *,
@@ -207,21 +204,21 @@ def apply_command(
     plan = json_files.decode(RecoveryPlan, str(plan_file), plan_file.read_bytes())
     files = PosixFileSystem(read_only=not yes)  # without --yes it rejects every change
     if not files.names(data_dir):
-        raise DirectoryNotFormattedError(
+        raise errors.DirectoryNotFormattedError(
             f"{data_dir} is empty or missing. Name the survivor's directory"
         )
     with _no_controller(), _refusals():
         # A controller that starts now would write into a directory that is being replaced.
-        lock = lock_directory(files, data_dir)
+        lock = directory.lock_directory(files, data_dir)
         try:
             application = Application(data_dir, plan, files)
             was_done = application.is_done()
             if yes:
-                with open_store(store) as objects:
+                with backup_command.open_store(store) as objects:
                     # The marker comes before the directory, so that two clusters never both write.
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
                     # Controllers without the bucket miss the marker, so their lease must end.
-                    wait_for_fence(
+                    predecessors.wait_for_fence(
                         objects,
                         plan.namespace,
                         cluster_uuid=plan.cluster_uuid,
@@ -285,7 +282,7 @@ def _backup_point(address: str, report: Report) -> tuple[int, int] | None:
     """Return epoch and end of the newest backup point of the cluster, None without any."""
     from streammeta.controller.backup.chains import newest_chain
 
-    with open_backup(address, report.cluster_id, report.cluster_uuid) as archive:
+    with backup_command.open_backup(address, report.cluster_id, report.cluster_uuid) as archive:
         chain = newest_chain(archive.inventory())
         if chain is None:
             return None
@@ -299,7 +296,7 @@ def _fence(objects: ObjectStore, plan: RecoveryPlan, audit_log: Path | None) -> 
     """Keep lost controllers that return from writing and deleting."""
     # On disk before the first change, so that even an interrupted recovery is on record.
     _record(audit_log, plan, "BEGUN")
-    take_over(objects, plan.restore)
+    restore_command.take_over(objects, plan.restore)
 
 
 def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
@@ -351,6 +348,6 @@ def _no_controller() -> Iterator[None]:
     """Name the next step if a controller uses the directory."""
     try:
         yield
-    except DirectoryLockedError as error:
+    except errors.DirectoryLockedError as error:
         message = "stop the controller first. A cluster with a running majority needs no recovery"
         raise CommandError("IN_USE", str(error), message) from error

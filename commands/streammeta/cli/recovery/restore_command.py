@@ -20,25 +20,15 @@ import click
 from streammeta.cli.controller.storage_command import data_dir_option, parse_voters, read_voters
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.cli.recovery.adoption_command import adopt, finish
+from streammeta.cli.recovery import adoption_command, predecessors
 from streammeta.cli.recovery.backup_command import cluster_options, open_backup, open_store
 from streammeta.cli.recovery.give_up_command import give_up_command
-from streammeta.cli.recovery.predecessors import declare_stopped, stopped_option
-from streammeta.controller.config import ConfigError, check_cluster_id
-from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller import config, ids
 from streammeta.controller.journal.directory import FirstCheckpoint, check_empty, format_directory
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.storage import json_files
+from streammeta.storage import durable_files, json_files
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.cluster_files.backup_files import Folder, Inventory
-from streammeta.storage.cluster_files.bucket_marker import (
-    FENCE_WAIT_MS,
-    Generation,
-    create_generation,
-    read_claimed,
-    read_generations,
-    read_marker,
-)
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_format.object_key import cluster_namespace, cluster_of
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -78,8 +68,8 @@ def restore() -> None:
     """
 
 
-restore.add_command(adopt)
-restore.add_command(finish)
+restore.add_command(adoption_command.adopt)
+restore.add_command(adoption_command.finish)
 restore.add_command(give_up_command)
 
 
@@ -144,8 +134,8 @@ def plan_command(
     if to_offset is not None and to_time is not None:
         raise click.UsageError("use --to-offset or --to-time, not both")
     try:
-        check_cluster_id(new_cluster_id)
-    except ConfigError as error:
+        config.check_cluster_id(new_cluster_id)
+    except config.ConfigError as error:
         raise click.UsageError(f"new-{error}") from error
 
     # Restored completely, so that damage shows before the old cluster is fenced.
@@ -203,7 +193,7 @@ def _list_missing(replayed: Replayed, objects: ObjectStore, namespace: str) -> l
     "--node-id", type=int, required=True, help="Id of this controller, one of the voters."
 )
 @data_dir_option
-@stopped_option
+@predecessors.stopped_option
 @with_output
 def apply_command(
     *,
@@ -232,12 +222,12 @@ def apply_command(
 
     plan = json_files.decode(RestorePlan, str(file), file.read_bytes())
     voters = parse_voters(plan.voters)
-    if voters.find(NodeId(node_id)) is None:
+    if voters.find(ids.NodeId(node_id)) is None:
         raise click.UsageError(
             f"--node-id: {node_id} is not one of the plan's voters, {plan.voters}"
         )
     # Checked before anything is written, above all before the marker.
-    check_empty(data_dir, PosixFileSystem())
+    check_empty(data_dir, durable_files.PosixFileSystem())
     with open_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
         replayed = replay_backup(archive, archive.inventory(), plan.from_end_offset)
         # All controllers must start from one state, so the replay must have the plan's hash.
@@ -250,11 +240,11 @@ def apply_command(
         generation = take_over(objects, plan)
         # With the declaration in the bucket, the new controllers skip the wait.
         if old_controllers_stopped:
-            declare_stopped(objects, generation)
+            predecessors.declare_stopped(objects, generation)
     identity = format_directory(
         data_dir,
-        cluster_id=ClusterId(plan.cluster_id),
-        node_id=NodeId(node_id),
+        cluster_id=ids.ClusterId(plan.cluster_id),
+        node_id=ids.NodeId(node_id),
         bootstrap_voters=voters,
         first_checkpoint=FirstCheckpoint(plan.snapshot_id, checkpoint.getvalue()),
     )
@@ -272,8 +262,8 @@ def apply_command(
     output.note(name_certificates(plan.namespace, plan.from_cluster_id))
     if not old_controllers_stopped:
         output.note(
-            f"The new cluster changes nothing for {FENCE_WAIT_MS // 1000} s after its start,"
-            " because controllers of the old one may acknowledge changes until then."
+            f"The new cluster changes nothing for {bucket_marker.FENCE_WAIT_MS // 1000} s after its"
+            " start, because controllers of the old one may acknowledge changes until then."
         )
 
 
@@ -330,7 +320,7 @@ def replay_backup(
 
 def _require_owner(objects: ObjectStore, namespace: str, folder: Folder) -> None:
     """Check that the namespace belongs to the cluster of the backup."""
-    marker = read_marker(objects, namespace)
+    marker = bucket_marker.read_marker(objects, namespace)
     if marker is None or marker.cluster_uuid != folder.cluster_uuid:
         found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
         raise CommandError(
@@ -352,7 +342,7 @@ def _plan_of(
 ) -> RestorePlan:
     from streammeta.controller.backup import restoring
 
-    generations = read_generations(objects, namespace)
+    generations = bucket_marker.read_generations(objects, namespace)
     view, cluster_metadata = replayed.cluster_metadata.freeze(), replayed.cluster_metadata
     # Ids below this may be in use. The bucket may know of later claims than the backup.
     issued_below = max(cluster_metadata.next_object_id, cluster_metadata.bucket_claim.issued_below)
@@ -368,7 +358,9 @@ def _plan_of(
         # Ahead of all that the lost controllers may have written after the backup.
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jump_object_id(issued_below, read_claimed(objects, namespace)),
+        next_object_id=restoring.jump_object_id(
+            issued_below, bucket_marker.read_claimed(objects, namespace)
+        ),
         undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
         generation=generations[-1].number + 1 if generations else 2,
         created_ms=time.time_ns() // 1_000_000,
@@ -378,7 +370,7 @@ def _plan_of(
     return replace(plan, state_hash=restoring.state_hash(view, plan))
 
 
-def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
+def take_over(objects: ObjectStore, plan: RestorePlan) -> bucket_marker.Generation:
     """Write the marker of the new generation and return it. A repeat finds the marker.
 
     Raises:
@@ -386,7 +378,7 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
     """
     from streammeta.controller.backup.restoring import OBJECT_ID_JUMP
 
-    wanted = Generation(
+    wanted = bucket_marker.Generation(
         cluster_id=plan.cluster_id,
         cluster_uuid=plan.cluster_uuid,
         namespace=plan.namespace,
@@ -397,12 +389,15 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
     )
     advice = "make a new plan"
     # Half of the reserve is used up. New ids of the old cluster could soon equal the plan's ids.
-    if read_claimed(objects, plan.namespace) > plan.next_object_id - OBJECT_ID_JUMP // 2:
+    if (
+        bucket_marker.read_claimed(objects, plan.namespace)
+        > plan.next_object_id - OBJECT_ID_JUMP // 2
+    ):
         message = "the old cluster has issued too many object ids since the plan was made"
         raise CommandError("PLAN_TOO_OLD", message, advice)
     # Created once: a repetition finds its own marker, and a competitor's wins over this one.
-    found = create_generation(objects, wanted)
-    if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
+    found = bucket_marker.create_generation(objects, wanted)
+    if found != wanted or bucket_marker.read_generations(objects, plan.namespace)[-1] != wanted:
         message = (
             f"another restore or recovery has taken over the bucket: cluster {found.cluster_id!r}"
         )
@@ -417,4 +412,4 @@ def write_new(file: Path, data: bytes) -> None:
         raise CommandError(
             "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
         )
-    replace_file(PosixFileSystem(), file, [data])
+    durable_files.replace_file(durable_files.PosixFileSystem(), file, [data])

@@ -13,15 +13,8 @@ from typing import TypeVar
 import grpc
 
 from streammeta.reconcile.vocabulary.errors import ControllerError
-from streammeta.rpc import tracing
+from streammeta.rpc import blocking_client, tracing
 from streammeta.rpc.advice import advice
-from streammeta.rpc.blocking_client import (
-    BlockingClient,
-    LeaderCallError,
-    Request,
-    Response,
-    UnaryMethod,
-)
 from streammeta.tls.files import CallerFiles
 from streammeta.v1 import (
     admin_pb2,
@@ -42,7 +35,7 @@ _STREAMS_A_CALL = 1_000
 _Answer = TypeVar("_Answer")
 
 
-class LeaderClient(BlockingClient):
+class LeaderClient(blocking_client.BlockingClient):
     """Reconciliation's calls to the leader.
 
     `endpoints` are controllers as HOST:PORT. `patience_s` is how long to look for a leader, in
@@ -176,10 +169,10 @@ class LeaderClient(BlockingClient):
     def call(
         self,
         name: str,
-        method: UnaryMethod[Request, Response],
-        request: Request,
+        method: blocking_client.UnaryMethod[blocking_client.Request, blocking_client.Response],
+        request: blocking_client.Request,
         timeout_s: float = _CALL_TIMEOUT_S,
-    ) -> Response:
+    ) -> blocking_client.Response:
         """Return the leader's answer to a request. `name` is SERVICE/NAME, for messages and spans.
 
         Raises:
@@ -197,7 +190,7 @@ class LeaderClient(BlockingClient):
         try:
             with tracing.part(f"streammeta.v1.{method}", {"rpc.system": "grpc"}):
                 return self.call_leader(lambda channel, _: call(channel), self.patience_s)
-        except LeaderCallError as error:
+        except blocking_client.LeaderCallError as error:
             cure = advice(error.failure, over_tls=self.tls is not None)
             if error.is_final:
                 raise ControllerError(
@@ -223,8 +216,8 @@ def _describe_cluster(channel: grpc.Channel) -> admin_pb2.DescribeClusterRespons
 
 
 def _send(
-    method: grpc.UnaryUnaryMultiCallable[Request, Response],
-    request: Request,
+    method: grpc.UnaryUnaryMultiCallable[blocking_client.Request, blocking_client.Response],
+    request: blocking_client.Request,
     timeout_s: float = _CALL_TIMEOUT_S,
-) -> Response:
+) -> blocking_client.Response:
     return method(request, timeout=timeout_s, metadata=tracing.call_metadata())

@@ -21,8 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from streammeta.reconcile.vocabulary.errors import LeaseError
-from streammeta.storage import json_files
-from streammeta.storage.errors import ObjectExistsError, ObjectNotFoundError, StorageError
+from streammeta.storage import errors, json_files
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 LEASE_MS = 60_000
@@ -106,7 +105,7 @@ def held_lease(store: ObjectStore, namespace: str, run: str) -> Iterator[None]:
 def _renew(lease: Lease, is_over: threading.Event) -> None:
     while not is_over.wait(LEASE_MS / 1000 / _RENEWALS):
         # Tasks check the lease themselves before they delete, so a failure needs no report here.
-        with suppress(StorageError):
+        with suppress(errors.StorageError):
             lease.renew()
 
 
@@ -170,7 +169,7 @@ class Lease:
 
     def release(self) -> None:
         """Release the lease if this run still has it. If the bucket fails, the lease expires."""
-        with suppress(StorageError):
+        with suppress(errors.StorageError):
             check_held(self._store, self._namespace, self._run)
             self._create(self._number + 1, _RELEASED)
 
@@ -180,7 +179,7 @@ class Lease:
         )
         # If a term of this number was deleted, after a higher one, the put succeeds. The check
         # after it finds the higher term.
-        with suppress(ObjectExistsError):
+        with suppress(errors.ObjectExistsError):
             self._store.put(
                 _term_key(self._namespace, number), json_files.encode(term), if_absent=True
             )
@@ -213,7 +212,7 @@ def _newest(store: ObjectStore, namespace: str) -> tuple[int, Term | None]:
         keys = _term_keys(store, namespace)
         if not keys:
             return 0, None
-        with suppress(ObjectNotFoundError):  # deleted after the start of the next term
+        with suppress(errors.ObjectNotFoundError):  # deleted after the start of the next term
             data = store.get_range(keys[-1])
             return _number(keys[-1]), json_files.decode(Term, keys[-1], data)
     raise LeaseError(

@@ -28,11 +28,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streammeta.reconcile.cluster.controller_client import LeaderClient, state_name
-from streammeta.reconcile.cluster.identity import check_bucket, check_standing
-from streammeta.reconcile.cluster.lease import check_held
+from streammeta.reconcile.cluster import controller_client, identity, lease
+from streammeta.reconcile.deletion import audit_trail, pacing, run_signals
 from streammeta.reconcile.deletion.ahead_of_metadata import judge_contents
-from streammeta.reconcile.deletion.audit_trail import AuditTrail
 from streammeta.reconcile.deletion.order import (
     ORPHAN_TAG,
     Candidate,
@@ -41,15 +39,10 @@ from streammeta.reconcile.deletion.order import (
     Outcome,
     failed,
 )
-from streammeta.reconcile.deletion.pacing import LARGEST_BATCH, Pacer
-from streammeta.reconcile.deletion.run_signals import RunSignals
 from streammeta.reconcile.listing.lookup import find_by_listing
-from streammeta.reconcile.vocabulary.attempts import Attempt, OtherAttempts
-from streammeta.reconcile.vocabulary.quarantine import quarantined_key
-from streammeta.reconcile.vocabulary.tables import OUTCOME_COLUMNS, record_batch
+from streammeta.reconcile.vocabulary import attempts, quarantine, tables
 from streammeta.rpc import tracing
-from streammeta.storage import errors
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage import durable_files, errors
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
@@ -75,26 +68,26 @@ class Deleter:
     def __init__(
         self,
         order: DeletionOrder,
-        attempt: Attempt,
+        attempt: attempts.Attempt,
         store: ObjectStore,
-        leader: LeaderClient,
+        leader: controller_client.LeaderClient,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._order = order
         self._attempt_name = attempt.name
-        self._others = OtherAttempts(Path(order.undo_folder), attempt)
+        self._others = attempts.OtherAttempts(Path(order.undo_folder), attempt)
         self._store = store
         self._leader = leader
         self._sleep = sleep
-        self._pacer = Pacer(order.keys_per_s)
-        self._signals = RunSignals(Path(order.signals_folder), attempt.name)
+        self._pacer = pacing.Pacer(order.keys_per_s)
+        self._signals = run_signals.RunSignals(Path(order.signals_folder), attempt.name)
         self._claimed_below: int | None = None
         self._undo_files = 0
         self._asked_for: set[str] = set()
         self._failed_in_a_row = 0
         self._is_over = False
         self._done = order.done
-        self._trail = AuditTrail(order, attempt)
+        self._trail = audit_trail.AuditTrail(order, attempt)
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
         """Yield the outcomes of every batch. Candidates that are not tried are `SKIPPED`.
@@ -119,7 +112,7 @@ class Deleter:
                 self._is_over = True
             yield judged
 
-        while batch := list(itertools.islice(remaining, LARGEST_BATCH)):
+        while batch := list(itertools.islice(remaining, pacing.LARGEST_BATCH)):
             yield [
                 Judged(candidate, Outcome.SKIPPED, "an earlier batch failed") for candidate in batch
             ]
@@ -156,14 +149,14 @@ class Deleter:
     def _attempt(self, batch: Sequence[Candidate]) -> list[Judged]:
         try:
             if self._claimed_below is None:  # once per task, before the first call to the leader
-                self._claimed_below = check_bucket(self._store, self._order.identity)
+                self._claimed_below = identity.check_bucket(self._store, self._order.identity)
             judged = self._sift(batch)
             free = [result.candidate for result in judged if result.outcome is Outcome.WOULD_DELETE]
             if not free or not self._order.delete:
                 return judged
             # The order matters: every record is durable before the first change.
             self._pacer.wait_for(len(free))
-            check_held(self._store, self._order.identity.namespace, self._order.run)
+            lease.check_held(self._store, self._order.identity.namespace, self._order.run)
             self._write_undo(free)
             # The second question. A commit may have arrived while the content was read.
             free, known = self._announce(free)
@@ -222,7 +215,7 @@ class Deleter:
             if state == common_pb2.OBJECT_STATE_REMOVED:
                 forgotten.append(candidate)
             else:
-                detail = f"the metadata says {state_name(state)}"
+                detail = f"the metadata says {controller_client.state_name(state)}"
                 known.append(Judged(candidate, Outcome.KEPT, detail))
         return forgotten, known
 
@@ -231,7 +224,7 @@ class Deleter:
             return ()
         ids = [candidate.object_id for candidate in asked]
         standing = self._leader.check_objects(ids, deleting=deleting)
-        check_standing(
+        identity.check_standing(
             standing,
             self._order.identity,
             claimed_below=self._claimed_below or 0,
@@ -304,7 +297,7 @@ class Deleter:
             json.dumps(asdict(candidate) | {"checked_ms": checked_ms}) + "\n" for candidate in free
         )
         path = folder / f"{self._attempt_name}-{number:06d}.jsonl"
-        replace_file(PosixFileSystem(), path, map(str.encode, lines))
+        durable_files.replace_file(durable_files.PosixFileSystem(), path, map(str.encode, lines))
 
     def _remove(self, free: Sequence[Candidate]) -> list[Judged]:
         """Tag candidates or delete them, with quarantine only after a successful copy."""
@@ -322,7 +315,7 @@ class Deleter:
     def _save(self, candidate: Candidate) -> Judged:
         """Copy an object to quarantine. Any error except its absence keeps it."""
         key = candidate.key
-        place = quarantined_key(key, self._order.identity.namespace)
+        place = quarantine.quarantined_key(key, self._order.identity.namespace)
         # The copy fails if the object changed after the check.
         expected = ObjectInfo(key, candidate.size, candidate.modified_ms, candidate.etag)
         try:
@@ -371,7 +364,7 @@ class Deleter:
 
 
 def carry_out(
-    order: DeletionOrder, attempt: Attempt, batches: Iterable[pa.RecordBatch]
+    order: DeletionOrder, attempt: attempts.Attempt, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Carry out an order on a task's candidates, in one attempt.
 
@@ -383,7 +376,7 @@ def carry_out(
         return
     with (
         closing(open_object_store(order.store)) as store,
-        LeaderClient(order.connect, order.patience_s, order.tls) as leader,
+        controller_client.LeaderClient(order.connect, order.patience_s, order.tls) as leader,
         closing(Deleter(order, attempt, store, leader)) as work,
     ):
         for judged in work.run(itertools.chain([first], candidates)):
@@ -398,4 +391,4 @@ def _outcome_rows(judged: Sequence[Judged]) -> pa.RecordBatch:
         "outcome": [str(result.outcome) for result in judged],
         "detail": [result.detail for result in judged],
     }
-    return record_batch(OUTCOME_COLUMNS, values)
+    return tables.record_batch(tables.OUTCOME_COLUMNS, values)

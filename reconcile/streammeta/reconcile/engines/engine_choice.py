@@ -9,10 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from streammeta.reconcile.deletion.order import DeletionOrder
-from streammeta.reconcile.engines.engine import Engine, EngineName
-from streammeta.reconcile.engines.local_engine import LocalEngine, TooManyKeysError
+from streammeta.reconcile.engines import engine, local_engine, spark_session
 from streammeta.reconcile.engines.spark_engine import spark_engine
-from streammeta.reconcile.engines.spark_session import SparkConfig
 from streammeta.reconcile.listing.inventory import Inventory
 from streammeta.reconcile.listing.shards import Shard
 from streammeta.reconcile.vocabulary.tables import Tally, count_rows
@@ -25,12 +23,12 @@ process if Spark is installed. They take less than a minute, and about 6 GB of d
 
 @contextmanager
 def open_engine(
-    name: EngineName,
-    spark: SparkConfig,
+    name: engine.EngineName,
+    spark: spark_session.SparkConfig,
     progress: Callable[[str], None],
     auto_keys: int,
     is_ending: Callable[[], bool] = lambda: False,
-) -> Iterator[Engine]:
+) -> Iterator[engine.Engine]:
     """Yield the chosen engine. A Spark session that it starts ends with the block.
 
     `EngineName.AUTO` switches to Spark above `auto_keys` keys, if Spark is installed. The engine
@@ -41,11 +39,11 @@ def open_engine(
         MissingPackageError: Spark was requested and is not installed.
     """
     with ExitStack() as stack:
-        if name is EngineName.SPARK:
+        if name is engine.EngineName.SPARK:
             progress(f"starting Spark on {spark.place}")
             yield stack.enter_context(spark_engine(spark, is_ending))
-        elif name is EngineName.LOCAL or find_spec("pyspark") is None:
-            yield LocalEngine(is_ending=is_ending)
+        elif name is engine.EngineName.LOCAL or find_spec("pyspark") is None:
+            yield local_engine.LocalEngine(is_ending=is_ending)
         else:
             yield _AutoEngine(stack, spark, progress, auto_keys, is_ending)
 
@@ -56,7 +54,7 @@ class _AutoEngine:
     def __init__(
         self,
         stack: ExitStack,
-        spark: SparkConfig,
+        spark: spark_session.SparkConfig,
         progress: Callable[[str], None],
         keys: int,
         is_ending: Callable[[], bool],
@@ -66,10 +64,10 @@ class _AutoEngine:
         self._progress = progress
         self._keys = keys
         self._is_ending = is_ending
-        self._chosen: Engine = LocalEngine(keys, is_ending)
+        self._chosen: engine.Engine = local_engine.LocalEngine(keys, is_ending)
 
     @property
-    def name(self) -> EngineName:
+    def name(self) -> engine.EngineName:
         """See `Engine.name`."""
         return self._chosen.name
 
@@ -95,15 +93,15 @@ class _AutoEngine:
             self._switch_to_spark()
         self._chosen.delete(order, candidates, outcomes)
 
-    def _list(self, work: Callable[[Engine], int], listing: Path) -> int:
+    def _list(self, work: Callable[[engine.Engine], int], listing: Path) -> int:
         try:
             return work(self._chosen)
-        except TooManyKeysError:
+        except local_engine.TooManyKeysError:
             # Files of the first attempt would repeat the rows.
             shutil.rmtree(listing)
         return work(self._switch_to_spark())
 
-    def _switch_to_spark(self) -> Engine:
+    def _switch_to_spark(self) -> engine.Engine:
         self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")
         # For the rest of the plan, and ended by the caller's block.
         self._chosen = self._stack.enter_context(spark_engine(self._spark, self._is_ending))

@@ -17,20 +17,15 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streammeta.reconcile.deletion import pacing, run_signals, tasks
 from streammeta.reconcile.deletion.order import DeletionOrder
-from streammeta.reconcile.deletion.pacing import LARGEST_BATCH
-from streammeta.reconcile.deletion.run_signals import relayed
-from streammeta.reconcile.deletion.tasks import carry_out
-from streammeta.reconcile.engines.engine import EngineName
-from streammeta.reconcile.engines.local_verdicts import judge_locally
+from streammeta.reconcile.engines import engine, local_verdicts
 from streammeta.reconcile.listing.inventory import Inventory
 from streammeta.reconcile.listing.inventory_rows import inventory_rows
 from streammeta.reconcile.listing.repeated_keys import KeyNumbers, keep_one_row_a_key
 from streammeta.reconcile.listing.shards import Shard, listed_rows
 from streammeta.reconcile.parquet.arrow_start import return_memory
-from streammeta.reconcile.vocabulary import tables
-from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT
-from streammeta.reconcile.vocabulary.errors import ReconcileError
+from streammeta.reconcile.vocabulary import attempts, errors, tables
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.opening import open_object_store
 
@@ -42,7 +37,7 @@ _ROWS_SORTED = 500_000
 _Part: TypeAlias = Generator[pa.RecordBatch, None, None]
 
 
-class TooManyKeysError(ReconcileError):
+class TooManyKeysError(errors.ReconcileError):
     """The bucket has more keys than this engine may list."""
 
 
@@ -56,7 +51,7 @@ class LocalEngine:
     No further batch of deletions starts once `is_ending` returns true.
     """
 
-    name = EngineName.LOCAL
+    name = engine.EngineName.LOCAL
 
     def __init__(
         self, most_keys: int | None = None, is_ending: Callable[[], bool] = lambda: False
@@ -87,15 +82,15 @@ class LocalEngine:
 
     def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, tables.Tally]:
         """See `Engine.judge`."""
-        return judge_locally(draft, rules, namespace)
+        return local_verdicts.judge_locally(draft, rules, namespace)
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`. The outcomes of a batch are on disk before the next batch."""
         outcomes.mkdir(parents=True)
         schema = tables.arrow_schema(tables.OUTCOME_COLUMNS)
         wanted = _sorted_candidates(candidates)
-        with relayed(self._is_ending, Path(order.signals_folder)):
-            for number, rows in enumerate(carry_out(order, ONLY_ATTEMPT, wanted)):
+        with run_signals.relayed(self._is_ending, Path(order.signals_folder)):
+            for number, rows in enumerate(tasks.carry_out(order, attempts.ONLY_ATTEMPT, wanted)):
                 with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
                     writer.write_batch(rows)
 
@@ -201,7 +196,7 @@ def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:
     batches = tables.read_batches(folder, tables.CANDIDATE_COLUMNS)
     while run := list(_first_rows(batches, _ROWS_SORTED)):
         table = pa.Table.from_batches(run, schema=schema).sort_by("key")
-        yield from table.to_batches(max_chunksize=LARGEST_BATCH)
+        yield from table.to_batches(max_chunksize=pacing.LARGEST_BATCH)
 
 
 def _first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

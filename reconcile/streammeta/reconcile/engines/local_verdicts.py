@@ -29,8 +29,7 @@ from streammeta.reconcile.parquet.arrow_start import return_memory
 from streammeta.reconcile.parquet.pages import Pages, Presence, name_pages, number_pages
 from streammeta.reconcile.parquet.splice import Splice, SplicePart, open_splice
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.vocabulary import tables, verdicts
-from streammeta.reconcile.vocabulary.errors import ReconcileError
+from streammeta.reconcile.vocabulary import errors, tables, verdicts
 
 _FILE = "part-00000.parquet"
 _LISTED = ("owner", "object_id", "size", "modified_ms")
@@ -59,7 +58,7 @@ def judge_locally(
             numbers = verdicts.verdict_numbers(_joined_columns(piece, joined), rules)
             # Number 0 is for objects without a listed key, and every row here has one.
             if not numbers.all():
-                raise ReconcileError(
+                raise errors.ReconcileError(
                     f"{piece.path.name} of the listing has a key without a size. Make a new plan"
                 )
             counts.add(numbers, piece.columns["size"])

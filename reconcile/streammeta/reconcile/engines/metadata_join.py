@@ -23,8 +23,7 @@ import pyarrow as pa
 from streammeta.reconcile.engines.background import BackgroundWriter, prefetch
 from streammeta.reconcile.listing.order import runs
 from streammeta.reconcile.parquet.arrow_start import return_memory
-from streammeta.reconcile.vocabulary.tables import count_rows, read_batches
-from streammeta.reconcile.vocabulary.verdicts import ABSENT, Int64Column, Owner
+from streammeta.reconcile.vocabulary import tables, verdicts
 
 _RECORD = np.dtype(
     [
@@ -82,7 +81,7 @@ class _Partition:
     def __init__(self, words: _Words, is_met: npt.NDArray[np.bool_], shared_bits: int) -> None:
         records = words.reshape(-1).view(_RECORD)
         self.columns = {name: np.ascontiguousarray(records[name]) for name in _UNMET}
-        self.ids: Int64Column = np.ascontiguousarray(words[:-1, 0])
+        self.ids: verdicts.Int64Column = np.ascontiguousarray(words[:-1, 0])
         self.is_met = is_met
         self._bits = shared_bits
         self._directory: npt.NDArray[np.int32] | None = None
@@ -100,7 +99,7 @@ class _Partition:
         columns = sum(column.nbytes for column in self.columns.values())
         return columns + self.ids.nbytes + self.is_met.nbytes + directory
 
-    def rows_of(self, wanted: Int64Column) -> npt.NDArray[np.intp]:
+    def rows_of(self, wanted: verdicts.Int64Column) -> npt.NDArray[np.intp]:
         """Return the row of each wanted id, -1 for unknown ids."""
         if not len(self.ids):
             return np.full(len(wanted), -1)
@@ -115,8 +114,8 @@ class _Partition:
         rows[~is_inside] = -1
         return rows
 
-    def _places(self, ids: Int64Column) -> Int64Column:
-        places: Int64Column = (ids - self.ids[0]) >> self._bits
+    def _places(self, ids: verdicts.Int64Column) -> verdicts.Int64Column:
+        places: verdicts.Int64Column = (ids - self.ids[0]) >> self._bits
         return places
 
 
@@ -138,7 +137,7 @@ class MetadataJoin:
         in memory, up to `kept_bytes` but at least one.
         """
         self._kept_bytes = kept_bytes
-        self._digits = _digits_for(count_rows(folder), objects_a_partition)
+        self._digits = _digits_for(tables.count_rows(folder), objects_a_partition)
         self._count = 16**self._digits
         self._first_digits = _first_digits(self._digits)
         self._kept: OrderedDict[int, _Partition] = OrderedDict()
@@ -148,11 +147,11 @@ class MetadataJoin:
         self._descriptor = scratch.fileno()
         self._places = self._spread(folder)
 
-    def join(self, owners: Int64Column, ids: Int64Column) -> Joined:
+    def join(self, owners: verdicts.Int64Column, ids: verdicts.Int64Column) -> Joined:
         """Find the metadata of listed rows. A negative id names no object."""
-        found = {name: np.full(len(ids), ABSENT, dtype=_RECORD[name]) for name in JOINED}
+        found = {name: np.full(len(ids), verdicts.ABSENT, dtype=_RECORD[name]) for name in JOINED}
         is_known = np.zeros(len(ids), dtype=np.bool_)
-        own = np.flatnonzero((owners == Owner.OWN) & (ids >= 0))
+        own = np.flatnonzero((owners == verdicts.Owner.OWN) & (ids >= 0))
 
         for number, rows in self._by_partition(ids, own):
             partition = self._partition(number)
@@ -170,11 +169,11 @@ class MetadataJoin:
 
     def partitions_of(self, listed: pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """Return the partition of each row of a listing, 0 for keys of no object."""
-        ids: Int64Column = listed.column("object_id").fill_null(ABSENT).to_numpy()
-        is_own = (listed.column("owner").to_numpy() == Owner.OWN) & (ids >= 0)
+        ids: verdicts.Int64Column = listed.column("object_id").fill_null(verdicts.ABSENT).to_numpy()
+        is_own = (listed.column("owner").to_numpy() == verdicts.Owner.OWN) & (ids >= 0)
         return np.where(is_own, self._partitions(ids), np.uint8(0))
 
-    def unmet(self) -> Iterator[tuple[Int64Column, Mapping[str, Int64Column]]]:
+    def unmet(self) -> Iterator[tuple[verdicts.Int64Column, Mapping[str, verdicts.Int64Column]]]:
         """Yield the objects without a listed row: ids, and `JOINED` with `map_time_ms`."""
         for number in range(self._count):
             if self._is_all_met(number):
@@ -197,7 +196,7 @@ class MetadataJoin:
         position = 0
         places: list[list[int]] = []
         with BackgroundWriter() as writer:
-            for run in _runs_of_words(prefetch(read_batches(folder, _USED_COLUMNS))):
+            for run in _runs_of_words(prefetch(tables.read_batches(folder, _USED_COLUMNS))):
                 numbers = self._partitions(run[:, 0])
                 ordered = run.take(np.argsort(numbers, kind="stable"), axis=0)
                 writer.submit(partial(self._write, ordered))
@@ -208,12 +207,12 @@ class MetadataJoin:
         return_memory()
         return np.array(places, dtype=np.int64).reshape(-1, self._count + 1)
 
-    def _partitions(self, ids: Int64Column) -> npt.NDArray[np.uint8]:
+    def _partitions(self, ids: verdicts.Int64Column) -> npt.NDArray[np.uint8]:
         """Return the partition of each id: the first digits of its key, its last reversed."""
         return self._first_digits.take(ids & 0xFF)
 
     def _by_partition(
-        self, ids: Int64Column, rows: npt.NDArray[np.intp]
+        self, ids: verdicts.Int64Column, rows: npt.NDArray[np.intp]
     ) -> Iterator[tuple[int, _Rows]]:
         """Yield each partition with its rows among the ascending `rows` of `ids`."""
         numbers = self._partitions(ids if len(rows) == len(ids) else ids[rows])
@@ -255,7 +254,7 @@ class MetadataJoin:
     def _load(self, number: int) -> _Partition:
         count = self._size_of(number)
         words = np.empty((count + 1, _WORDS), dtype=np.int64)
-        words[-1] = ABSENT
+        words[-1] = verdicts.ABSENT
         rest = _bytes_of(words)
 
         for start, end in self._places[:, number : number + 2].tolist():

@@ -16,17 +16,15 @@ import pyarrow as pa
 from streammeta.reconcile.deletion.order import DeletionOrder
 from streammeta.reconcile.deletion.run_signals import relayed
 from streammeta.reconcile.deletion.tasks import carry_out
-from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.engines import engine, task_tracing
 from streammeta.reconcile.engines.spark_session import SparkConfig, job_errors, spark_session
-from streammeta.reconcile.engines.task_tracing import TaskTracing, tracing_of_tasks
 from streammeta.reconcile.engines.verdict_columns import judged_table
 from streammeta.reconcile.listing.inventory import Inventory
 from streammeta.reconcile.listing.inventory_rows import inventory_rows
 from streammeta.reconcile.listing.repeated_keys import OF_VERSIONS, PRECEDENCE
 from streammeta.reconcile.listing.shards import Shard
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.vocabulary import tables
-from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT, Attempt
+from streammeta.reconcile.vocabulary import attempts, tables
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def spark_engine(
 class SparkEngine:
     """See `Engine`."""
 
-    name = EngineName.SPARK
+    name = engine.EngineName.SPARK
 
     def __init__(self, spark: SparkSession, is_ending: Callable[[], bool]) -> None:
         self._spark = spark
@@ -114,7 +112,7 @@ class SparkEngine:
             share = replace(order, keys_per_s=order.keys_per_s / tasks)
             rows = self._read(candidates, tables.CANDIDATE_COLUMNS)
             spread = rows.repartitionByRange(tasks, "key").sortWithinPartitions("key")
-            deleter = _deleter(share, tracing_of_tasks())
+            deleter = _deleter(share, task_tracing.tracing_of_tasks())
             spread.mapInArrow(deleter, tables.OUTCOME_COLUMNS).write.parquet(str(outcomes))
 
     def _read(self, table: Path, columns: str) -> DataFrame:
@@ -179,7 +177,7 @@ def _inventory_reader(
 
 
 def _deleter(
-    order: DeletionOrder, traced: TaskTracing
+    order: DeletionOrder, traced: task_tracing.TaskTracing
 ) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
     """Make the function that an executor runs: candidates in, outcomes out."""
 
@@ -194,7 +192,7 @@ def _deleter(
     return run
 
 
-def _this_attempt() -> Attempt:
+def _this_attempt() -> attempts.Attempt:
     """Return the attempt that runs here.
 
     Spark counts attempts of a task from 0 again when it repeats a stage; only the id of the attempt
@@ -204,5 +202,5 @@ def _this_attempt() -> Attempt:
 
     context = TaskContext.get()
     if context is None:
-        return ONLY_ATTEMPT
-    return Attempt(context.partitionId(), context.taskAttemptId())
+        return attempts.ONLY_ATTEMPT
+    return attempts.Attempt(context.partitionId(), context.taskAttemptId())

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 import streammeta
 from streammeta.reconcile.engines.java_runtime import find_java_home
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, SparkJobError
-from streammeta.storage.errors import StorageError
-from streammeta.storage.installation import optional_packages
+from streammeta.storage import errors, installation
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
@@ -72,7 +71,7 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
         ConfigurationError: Java was not found, or SPARK_REMOTE names a Spark Connect server.
         SparkJobError: the Spark session does not start.
     """
-    with optional_packages("reconciliation on Spark"):
+    with installation.optional_packages("reconciliation on Spark"):
         for name in ("pyspark", "psutil"):
             importlib.import_module(name)
         # Importing pandas is slow, and only Spark's Python workers need it.
@@ -292,7 +291,7 @@ _LOST = re.compile(
 
 def _reason_of(text: str) -> str:
     """Find the last error of the traceback that a Spark message carries, or a lost executor."""
-    known = "|".join(_error_names(StorageError))
+    known = "|".join(_error_names(errors.StorageError))
     found = re.findall(rf"^(?:[\w.]+\.)?(?:{known}): (.+)$", text, re.MULTILINE)
     if found:
         return str(found[-1]).strip()
@@ -307,7 +306,7 @@ def _reason_of(text: str) -> str:
     return str(raised[-1]).strip() if raised else text.strip().split("\n", 1)[0]
 
 
-def _error_names(base: type[StorageError]) -> list[str]:
+def _error_names(base: type[errors.StorageError]) -> list[str]:
     names = [base.__name__]
     for child in base.__subclasses__():
         names += _error_names(child)

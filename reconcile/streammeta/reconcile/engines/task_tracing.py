@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streammeta.rpc import tracing
-from streammeta.rpc.trace_export import otlp_provider, tracing_by
+from streammeta.rpc import trace_export, tracing
 
 SERVICE = "streammeta-reconcile"
 """Default name of the service in traces, overridden by OTEL_SERVICE_NAME."""
@@ -41,11 +40,11 @@ class TaskTracing:
             return
         try:
             with _completed(self.variables):
-                provider = otlp_provider(SERVICE)
+                provider = trace_export.otlp_provider(SERVICE)
         except ModuleNotFoundError:
             yield
             return
-        with tracing_by(provider), tracing.within(self.traceparent):
+        with trace_export.tracing_by(provider), tracing.within(self.traceparent):
             yield
 
 

@@ -19,10 +19,8 @@ import pyarrow.parquet as pq
 from streammeta.reconcile.vocabulary.tables import MAP_COLUMNS, arrow_schema, files_of, read_batches
 from streammeta.reconcile.vocabulary.verdicts import ABSENT, WANTED_STATES, Reading
 from streammeta.storage.errors import CorruptObjectError, ObjectNotFoundError
+from streammeta.storage.object_format import composite, object_key, object_reader
 from streammeta.storage.object_format.checksum import ObjectChecksum
-from streammeta.storage.object_format.composite import decode_composite
-from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2
 
@@ -55,7 +53,7 @@ def read_objects(
                 wanted = np.isin(rows["map_state"].to_numpy(), WANTED_STATES)
                 drawn = np.flatnonzero(wanted & (chance.random(rows.num_rows) < share))
                 chosen = rows.take(pa.array(drawn)).to_pylist()
-                keys = [key_for(row["object_id"], namespace) for row in chosen]
+                keys = [object_key.key_for(row["object_id"], namespace) for row in chosen]
                 found = list(
                     pool.map(
                         lambda key, row: reading_of(store, key, row["map_kind"], row["map_crc"]),
@@ -107,9 +105,9 @@ def _check_form(store: ObjectStore, key: str, kind: int, size: int) -> None:
     if kind == common_pb2.OBJECT_KIND_NAMED:
         return  # a broker's object, with any content
     if kind == common_pb2.OBJECT_KIND_COMPOSITE:
-        decode_composite(store.get_range(key), source=key)
+        composite.decode_composite(store.get_range(key), source=key)
         return
-    reader = ObjectReader(key, size)
+    reader = object_reader.ObjectReader(key, size)
     while (wanted := reader.needed) is not None:
         reader.receive(store.get_range(key, wanted.start, wanted.end))
 

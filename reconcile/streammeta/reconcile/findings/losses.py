@@ -22,7 +22,6 @@ from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.metadata.export import copy_of_metadata
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.plans.plan_folder import LossCounts, LostRange
 from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.verdicts import ABSENT, LOST, WANTED_STATES, Verdict
 from streammeta.storage.errors import ObjectNotFoundError
@@ -45,7 +44,7 @@ class _Suspect:
     map_size: int
 
 
-def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> LossCounts:
+def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> plan_folder.LossCounts:
     """Look up a draft's missing and damaged objects again, and write the losses.
 
     Raises:
@@ -141,16 +140,16 @@ def _of(table: pa.Table, column: str, ids: pa.ChunkedArray) -> pa.Table:
     return table.filter(pc.is_in(table[column], ids.combine_chunks()))
 
 
-def _counted(rows: pa.Table, looked_up: int) -> LossCounts:
+def _counted(rows: pa.Table, looked_up: int) -> plan_folder.LossCounts:
     sizes = rows.group_by("object_id").aggregate([("map_size", "max")])
     ranges = rows.filter(rows["stream_id"].is_valid())
-    shown = rows.select(list(LostRange.__dataclass_fields__)).slice(0, _FIRST_SHOWN)
+    shown = rows.select(list(plan_folder.LostRange.__dataclass_fields__)).slice(0, _FIRST_SHOWN)
     first: list[dict[str, Any]] = shown.to_pylist()
-    return LossCounts(
+    return plan_folder.LossCounts(
         objects=sizes.num_rows,
         size=pc.sum(sizes["map_size_max"]).as_py() or 0,
         streams=pc.count_distinct(ranges["stream_id"]).as_py(),
         ranges=ranges.num_rows,
         refuted=looked_up - sizes.num_rows,
-        first=tuple(LostRange(**row) for row in first),
+        first=tuple(plan_folder.LostRange(**row) for row in first),
     )

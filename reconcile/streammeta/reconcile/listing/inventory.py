@@ -18,10 +18,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from streammeta.reconcile.vocabulary.errors import InventoryError
-from streammeta.storage.errors import ObjectNotFoundError
+from streammeta.storage import errors, parsing
 from streammeta.storage.object_store.opening import open_with_path
 from streammeta.storage.object_store.protocol.address import S3Config, without_secrets
-from streammeta.storage.parsing import parse_json
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.checksum"
@@ -188,7 +187,7 @@ def fetch(
             for start in range(0, file.size, _PIECE):
                 go_on()
                 copy.write(store.get_range(file.name, start, min(start + _PIECE, file.size)))
-        except ObjectNotFoundError as error:
+        except errors.ObjectNotFoundError as error:
             raise InventoryError(
                 f"{inventory.place}: files[].key {file.name!r} is not in the bucket. Copy the whole"
                 " inventory, or name a newer one"
@@ -271,7 +270,7 @@ def _documents(address: str) -> tuple[bytes, str]:
         try:
             body = store.get_range(key)
             checksum = store.get_range(key.removesuffix(MANIFEST) + CHECKSUM)
-        except ObjectNotFoundError as error:
+        except errors.ObjectNotFoundError as error:
             raise InventoryError(
                 f"{without_secrets(address)} has no whole {MANIFEST} and {CHECKSUM} ({error}). S3"
                 " writes the latter last: wait for it, or name an older inventory"
@@ -287,7 +286,7 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
         InventoryError: a field is missing or invalid. Names the field.
     """
     try:
-        document = parse_json(body)
+        document = parsing.parse_json(body)
     except ValueError as error:
         raise InventoryError(f"{MANIFEST} is not JSON ({error}). Name another inventory") from error
 

@@ -29,9 +29,7 @@ from streammeta.reconcile.listing.inventory import (
     fetch,
 )
 from streammeta.reconcile.listing.key_owners import owner_columns
-from streammeta.reconcile.vocabulary.errors import InventoryError
-from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, open_table_file, record_batch
-from streammeta.reconcile.vocabulary.verdicts import Owner
+from streammeta.reconcile.vocabulary import errors, tables, verdicts
 
 _ROWS_A_BATCH = 20_000
 # A block becomes a batch, and a row may not be longer.
@@ -70,7 +68,7 @@ def inventory_rows(
             for batch in _batches(inventory, path):
                 yield from _convert(inventory, file, _rename_columns(inventory, batch), namespace)
         except (pa.ArrowException, OSError) as error:
-            raise InventoryError(
+            raise errors.InventoryError(
                 f"{file.name} can't be read as {inventory.format} ({error}). Name another inventory"
                 f" than {inventory.place}, which is damaged"
             ) from error
@@ -78,7 +76,7 @@ def inventory_rows(
 
 def _batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
     if inventory.format == "parquet":
-        with open_table_file(path) as parquet:
+        with tables.open_table_file(path) as parquet:
             yield from parquet.iter_batches(batch_size=_ROWS_A_BATCH)
     elif inventory.format == "orc":
         # pyarrow reads ORC by stripes, which may be large, so they are cut into batches.
@@ -150,15 +148,15 @@ def _convert(
 
     for name, values in (("key", keys), ("size", sizes), ("lastmodifieddate", modified)):
         if values.null_count:
-            raise InventoryError(f"{where}: {name} is empty in {values.null_count} rows")
+            raise errors.InventoryError(f"{where}: {name} is empty in {values.null_count} rows")
 
     if len(sizes) and pc.min(sizes).as_py() < 0:
-        raise InventoryError(f"{where}: size is {pc.min(sizes)}, expected a number of bytes")
+        raise errors.InventoryError(f"{where}: size is {pc.min(sizes)}, expected a number of bytes")
 
     # Noncurrent versions keep the id of their key, but not its owner, so the join ignores them.
     owners, object_ids, notes = owner_columns(keys, namespace)
-    owners = pc.if_else(is_old, int(Owner.OLD_VERSION), owners)
-    owners = pc.if_else(markers, int(Owner.DELETE_MARKER), owners)
+    owners = pc.if_else(is_old, int(verdicts.Owner.OLD_VERSION), owners)
+    owners = pc.if_else(markers, int(verdicts.Owner.DELETE_MARKER), owners)
     versions = columns.get("versionid")
     if versions is not None:
         notes = pc.if_else(pc.or_(is_old, markers), _text(versions), notes)
@@ -173,7 +171,7 @@ def _convert(
         "object_id": object_ids,
         "note": notes,
     }
-    yield record_batch(LISTING_COLUMNS, values)
+    yield tables.record_batch(tables.LISTING_COLUMNS, values)
 
 
 def _without_folders(columns: _Columns) -> _Columns:
@@ -189,7 +187,7 @@ def _check_bucket(inventory: Inventory, columns: _Columns, where: str) -> None:
         return
     for found in pc.unique(_text(columns["bucket"])).to_pylist():
         if found != inventory.bucket:
-            raise InventoryError(
+            raise errors.InventoryError(
                 f"{where}: bucket is {found!r}, but --store is the bucket {inventory.bucket!r}."
                 " Name an inventory of that bucket"
             )
@@ -217,7 +215,7 @@ def _key_of_path(path: str, bucket: str, where: str) -> str:
         return path
     found, _, key = path.partition("://")[2].partition("/")
     if found != bucket:
-        raise InventoryError(
+        raise errors.InventoryError(
             f"{where}: path is {path!r}, but --store is the bucket {bucket!r}. Name an inventory of"
             " that bucket"
         )
@@ -252,10 +250,10 @@ def _flags(column: Any, name: str, where: str) -> Any:
         lower = pc.utf8_lower(_text(column))
         # A current object taken for a noncurrent version would look missing.
         if not pc.all(pc.is_in(lower, pa.array(["true", "false"]))).as_py() and len(lower):
-            raise InventoryError(f"{where}: {name} is neither true nor false in each row")
+            raise errors.InventoryError(f"{where}: {name} is neither true nor false in each row")
         column = pc.equal(lower, "true")
     if column.null_count:
-        raise InventoryError(f"{where}: {name} is empty in {column.null_count} rows")
+        raise errors.InventoryError(f"{where}: {name} is empty in {column.null_count} rows")
     return column
 
 
@@ -275,7 +273,7 @@ def _numbers(column: Any, name: str, where: str) -> Any:
         text = _text(column) if not pa.types.is_integer(column.type) else column
         return text.cast(pa.int64())
     except pa.ArrowInvalid as error:
-        raise InventoryError(f"{where}: {name} is not an integer ({error})") from error
+        raise errors.InventoryError(f"{where}: {name} is not an integer ({error})") from error
 
 
 def _moments(column: Any, where: str) -> Any:
@@ -294,7 +292,7 @@ def _moments(column: Any, where: str) -> Any:
             return text.cast(pa.int64())
         return _parse_times(text)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InventoryError(
+        raise errors.InventoryError(
             f"{where}: lastmodifieddate is not a time ({error}), expected"
             " 2026-05-01T12:00:00.000Z, a timestamp, or Unix milliseconds"
         ) from error

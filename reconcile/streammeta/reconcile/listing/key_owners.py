@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streammeta.reconcile.cluster.lease import is_lease_key
-from streammeta.reconcile.vocabulary.quarantine import is_quarantined
-from streammeta.reconcile.vocabulary.verdicts import Int64Column, Owner
+from streammeta.reconcile.vocabulary import quarantine, verdicts
 from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format import object_key
 from streammeta.storage.object_log.slot_keys import parse_log_key
@@ -26,32 +25,32 @@ _SPELLING = "^([0-9a-f]{8})/%s/(0|[1-9][0-9]{0,9})$"
 _PREFIX = re.compile("[0-9a-f]{8}")
 
 
-def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
+def owner_of(key: str, namespace: str) -> tuple[verdicts.Owner, int | None, str]:
     """Return the owner of `key`, its object id, and a note for the report."""
     # Special keys first. The strict parser of object keys would call them foreign.
     if is_own_key(key, namespace) or is_lease_key(key, namespace):
-        return Owner.MARKER, None, ""
+        return verdicts.Owner.MARKER, None, ""
     if parse_log_key(key, namespace) is not None:
-        return Owner.LOG, None, ""
-    if is_quarantined(key, namespace):
-        return Owner.QUARANTINED, None, ""
+        return verdicts.Owner.LOG, None, ""
+    if quarantine.is_quarantined(key, namespace):
+        return verdicts.Owner.QUARANTINED, None, ""
 
     other = key.partition("/")[0]
     if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
-        return Owner.OTHER_CLUSTER, None, other
+        return verdicts.Owner.OTHER_CLUSTER, None, other
 
     match object_key.parse_key(key, namespace):
         case object_key.OwnKey(object_id):
-            return Owner.OWN, object_id, ""
+            return verdicts.Owner.OWN, object_id, ""
         case object_key.OtherClusterKey(object_id, other):
-            return Owner.OTHER_CLUSTER, object_id, other
+            return verdicts.Owner.OTHER_CLUSTER, object_id, other
         case object_key.ForeignKey(reason):
-            return Owner.FOREIGN, None, reason
+            return verdicts.Owner.FOREIGN, None, reason
 
 
 def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:
     """Return owners, object ids and notes of an array of keys, as columns of a listing."""
-    owners = np.full(len(keys), int(Owner.OWN), dtype=np.int64)
+    owners = np.full(len(keys), int(verdicts.Owner.OWN), dtype=np.int64)
     ids, is_own = _own_ids(keys, namespace)
     rest = np.flatnonzero(~is_own)
     found = [owner_of(key, namespace) for key in keys.take(pa.array(rest)).to_pylist()]
@@ -67,7 +66,7 @@ def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:
     return pa.array(owners), pa.array(ids, mask=is_unnamed), notes
 
 
-def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
+def _own_ids(keys: Any, namespace: str) -> tuple[verdicts.Int64Column, Any]:
     """Return the ids of keys that certainly belong to this cluster, and a mask of these."""
     ids = np.zeros(len(keys), dtype=np.int64)
     is_own = np.zeros(len(keys), dtype=np.bool_)
@@ -92,11 +91,11 @@ def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
     return ids, is_own
 
 
-def _reversed_hex(prefixes: Any) -> Int64Column:
+def _reversed_hex(prefixes: Any) -> verdicts.Int64Column:
     """Return the numbers with these hex digits, lowest digit first."""
     joined = "".join(prefixes.to_pylist()).encode()
     codes = np.frombuffer(joined, dtype=np.uint8).reshape(-1, _PREFIX_DIGITS).astype(np.int64)
     digits = np.where(codes >= ord("a"), codes - ord("a") + 10, codes - ord("0"))
-    weights: Int64Column = np.int64(1) << (4 * np.arange(_PREFIX_DIGITS, dtype=np.int64))
-    total: Int64Column = digits @ weights
+    weights: verdicts.Int64Column = np.int64(1) << (4 * np.arange(_PREFIX_DIGITS, dtype=np.int64))
+    total: verdicts.Int64Column = digits @ weights
     return total

@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.reconcile.listing.key_owners import owner_columns, owner_of
-from streammeta.reconcile.vocabulary import tables
-from streammeta.reconcile.vocabulary.errors import ConfigurationError
-from streammeta.reconcile.vocabulary.verdicts import Owner
+from streammeta.reconcile.vocabulary import errors, tables, verdicts
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 
 _HEX_DIGITS = "0123456789abcdef"
@@ -51,7 +49,7 @@ def shards_between(cuts: Sequence[str]) -> tuple[Shard, ...]:
     """
     encoded = [cut.encode() for cut in cuts]
     if not all(encoded) or any(low >= high for low, high in itertools.pairwise(encoded)):
-        raise ConfigurationError(f"cuts are {','.join(cuts)!r}, expected keys that ascend")
+        raise errors.ConfigurationError(f"cuts are {','.join(cuts)!r}, expected keys that ascend")
     return _between(cuts)
 
 
@@ -75,7 +73,7 @@ def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
     prefixes = [
         info.key.partition("/")[0]
         for info in first
-        if owner_of(info.key, namespace)[0] is Owner.OWN
+        if owner_of(info.key, namespace)[0] is verdicts.Owner.OWN
     ]
     # An estimate from few keys would be far off.
     if len(prefixes) < _SAMPLE // 2:

@@ -20,8 +20,7 @@ from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.parquet.arrow_start import return_memory
-from streammeta.reconcile.vocabulary.errors import MetadataExportError
-from streammeta.reconcile.vocabulary.tables import MAP_COLUMNS, arrow_schema, table_writer
+from streammeta.reconcile.vocabulary import errors, tables
 from streammeta.reconcile.vocabulary.verdicts import ABSENT, WANTED_STATES, Int64Column, Reading
 from streammeta.v1 import metadata_pb2
 
@@ -84,13 +83,13 @@ def copy_of_metadata(leader: LeaderClient, path: Path) -> Iterator[CheckpointRea
         with CheckpointReader.open(path) as checkpoint:
             checkpoint.verify()
             if checkpoint.id != identity:
-                raise MetadataExportError(
+                raise errors.MetadataExportError(
                     f"copy of the metadata is {checkpoint.id}, but was sent as {identity}. Run the"
                     " command again"
                 )
             yield checkpoint
     except (CheckpointError, OSError) as error:
-        raise MetadataExportError(
+        raise errors.MetadataExportError(
             f"copy of the metadata can't be read ({error}). Run the command again, with the"
             " controllers' version of streammeta"
         ) from error
@@ -118,7 +117,7 @@ def _write_chunks(
             for chunk in chunks:
                 described = (chunk.end_offset, chunk.epoch, chunk.total_bytes)
                 if identity not in (None, described) or chunk.position != written:
-                    raise MetadataExportError(
+                    raise errors.MetadataExportError(
                         f"copy of the metadata broke at byte {written}: got position"
                         f" {chunk.position} of {described}, expected the next chunk of {identity}."
                         " Run the command again"
@@ -126,14 +125,14 @@ def _write_chunks(
                 identity = described
                 written += file.write(chunk.data)
     except OSError as error:
-        raise MetadataExportError(
+        raise errors.MetadataExportError(
             f"copy of the metadata can't be written to {path} ({os.strerror(error.errno or 0)})."
             " Free space or choose another folder for --plan"
         ) from error
 
     if identity is None or identity[2] != written:
         wanted = identity[2] if identity else "at least one chunk"
-        raise MetadataExportError(
+        raise errors.MetadataExportError(
             f"copy of the metadata ended at byte {written}, expected {wanted}. Run the command"
             " again"
         )
@@ -157,14 +156,14 @@ def write_objects(
         claim = checkpoint.columns("bucket_claim")
         (cluster_uuid,), (issued_below,) = claim["cluster_uuid"], claim["issued_below"]
         checksums = _Checksums(beside)
-        with table_writer(path, MAP_COLUMNS) as writer:
+        with tables.table_writer(path, tables.MAP_COLUMNS) as writer:
             for batch in checkpoint.batches("objects"):
                 rows = _metadata_rows(batch, checksums)
                 writer.write_batch(rows)
                 objects += rows.num_rows
                 committed += int(np.isin(rows["map_state"].to_numpy(), WANTED_STATES).sum())
     except (KeyError, ValueError) as error:
-        raise MetadataExportError(
+        raise errors.MetadataExportError(
             f"copy of the metadata has other columns than this version reads ({error}). Use the"
             " controllers' version of streammeta"
         ) from error
@@ -184,7 +183,7 @@ def write_objects(
 
 
 def _metadata_rows(batch: pa.RecordBatch, checksums: _Checksums) -> pa.RecordBatch:
-    schema = arrow_schema(MAP_COLUMNS)
+    schema = tables.arrow_schema(tables.MAP_COLUMNS)
     values = {renamed: batch[name].cast(pa.int64()) for name, renamed in _COLUMN_NAMES.items()}
     values["map_crc"] = pa.array(checksums.of(batch["object_id"].to_numpy()))
     values["reading"] = pa.array(np.full(batch.num_rows, Reading.UNREAD, dtype=np.int64))

@@ -25,12 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from streammeta.controller.config import ConfigError, check_endpoint
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointError,
-    CheckpointReader,
-    SectionEntry,
-)
-from streammeta.controller.snapshot.parquet_export import MANIFEST, SUFFIX
+from streammeta.controller.snapshot import checkpoint_file, parquet_export
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.listing.source_columns import checked_schema, chosen_columns
 from streammeta.reconcile.listing.source_filters import row_filter
@@ -342,7 +337,7 @@ class _ExportTable:
         """Return the table's file in a complete export."""
         folder = Path(self.folder)
         try:
-            manifest = parse_json((folder / MANIFEST).read_text())
+            manifest = parse_json((folder / parquet_export.MANIFEST).read_text())
             is_complete = manifest["complete"] is True
             names = {entry["section"]: entry["file"] for entry in manifest["files"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -353,9 +348,9 @@ class _ExportTable:
 
         if not is_complete:
             raise MetadataExportError(f"export {folder} is incomplete. Export the metadata again")
-        if names.get(self.name) != self.name + SUFFIX:
+        if names.get(self.name) != self.name + parquet_export.SUFFIX:
             raise _no_table(self.name, names, self.folder)
-        return folder / (self.name + SUFFIX)
+        return folder / (self.name + parquet_export.SUFFIX)
 
 
 class _Reader(DataSourceReader):
@@ -405,23 +400,25 @@ def _spark_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, signed.get(field.type, field.type)) for field in schema])
 
 
-def _open_checkpoint(path: Path) -> CheckpointReader:
+def _open_checkpoint(path: Path) -> checkpoint_file.CheckpointReader:
     try:
-        return CheckpointReader.open(path)
-    except (CheckpointError, OSError) as error:
+        return checkpoint_file.CheckpointReader.open(path)
+    except (checkpoint_file.CheckpointError, OSError) as error:
         raise MetadataExportError(
             f"checkpoint {path} can't be read ({error}). Name one on a path that all machines share"
         ) from error
 
 
-def _verify(checkpoint: CheckpointReader) -> None:
+def _verify(checkpoint: checkpoint_file.CheckpointReader) -> None:
     try:
         checkpoint.verify()
-    except CheckpointError as error:
+    except checkpoint_file.CheckpointError as error:
         raise MetadataExportError(f"copy of the metadata is damaged: {error}") from error
 
 
-def _section(entries: Mapping[str, SectionEntry], name: str, where: str) -> SectionEntry:
+def _section(
+    entries: Mapping[str, checkpoint_file.SectionEntry], name: str, where: str
+) -> checkpoint_file.SectionEntry:
     if name not in entries:
         raise _no_table(name, entries, where)
     return entries[name]

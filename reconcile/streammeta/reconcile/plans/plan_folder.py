@@ -32,9 +32,8 @@ from streammeta.reconcile.cluster.identity import ClusterIdentity, place_of
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import LOST, GuardResult, Verdict
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage import durable_files, parsing
 from streammeta.storage.object_store.protocol.address import without_secrets
-from streammeta.storage.parsing import parse_json
 
 FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
@@ -200,14 +199,14 @@ def write_plan_file(folder: Path, plan: PlanResult) -> None:
     """Write plan.json durably, as the last file of a draft."""
     document = {"version": FORMAT_VERSION} | asdict(plan)
     text = json.dumps(document, indent=2) + "\n"
-    replace_file(PosixFileSystem(), folder / PLAN_FILE, [text.encode()])
+    durable_files.replace_file(durable_files.PosixFileSystem(), folder / PLAN_FILE, [text.encode()])
 
 
 def read_plan_file(folder: Path) -> PlanResult:
     """Read the plan in `folder`. Raises `PlanError` unless this version can read it."""
     path = folder / PLAN_FILE
     try:
-        document = parse_json(path.read_text())
+        document = parsing.parse_json(path.read_text())
     except OSError as error:
         raise PlanError(
             f"{path} can't be read ({error.strerror}). Name a folder of `streammeta reconcile plan`"
