@@ -10,7 +10,6 @@ import pytest
 
 from streammeta.cli.framework import output
 from streammeta.cli.framework.output import run_cli
-from streammeta.cli.inspection import s3_command
 from streammeta.cli.local.local_cluster import free_ports
 from streammeta.cli.root import cli
 from streammeta.storage.errors import StoreRejectedError
@@ -287,7 +286,7 @@ def test_a_failed_step_is_shown_with_its_reason(
 ) -> None:
     store = MemoryObjectStore()
     store.fail_next("copy_part", StoreRejectedError("no copies here"))
-    monkeypatch.setattr(s3_command.opening, "open_object_store", lambda _: store)
+    monkeypatch.setattr(opening, "open_object_store", lambda _: store)
     assert run_cli(cli, ["s3", "check", "s3://data"]) == 1
     out, err = capsys.readouterr()
     assert "[FAILED] Upload multipart object: no copies here" in out

@@ -188,9 +188,9 @@ def test_the_bucket_is_read_after_the_wait(
     monkeypatch.setattr(adoption_command, "describe_restored", lambda _: cluster)
     monkeypatch.setattr(adoption_command, "open_store", lambda _: nullcontext())
     monkeypatch.setattr(adoption_command, "require_own", noting("ownership"))
-    monkeypatch.setattr(adoption_command, "wait_for_fence", noting("wait"))
+    monkeypatch.setattr(predecessors, "wait_for_fence", noting("wait"))
     monkeypatch.setattr(adoption_command, "_survey", noting("survey"))
     answer = SimpleNamespace(was_recovering=False)
-    monkeypatch.setattr(adoption_command, "call_when_fenced", noting("call", answer))
+    monkeypatch.setattr(predecessors, "call_when_fenced", noting("call", answer))
     streammeta("restore", *words, "--connect", "127.0.0.1:1", "--store", "file:///nowhere")
     assert order[:3] == ["ownership", "wait", "survey"]
