@@ -11,14 +11,8 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
+from streammeta.client import errors
 from streammeta.client.commits.messages import CommitMessage, CommitQueue, Outcome, Pending
-from streammeta.client.errors import (
-    BrokerClientError,
-    PermissionDeniedError,
-    ProtocolViolationError,
-    UnsupportedError,
-    WriterClosedError,
-)
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import NodeIdentity
 
@@ -81,7 +75,7 @@ class PipelineCore:
     def close(self) -> None:
         """Accept no further commits. Those submitted are still sent."""
         if self.rejection is None:
-            self.rejection = WriterClosedError("a commit came after its pipeline was closed")
+            self.rejection = errors.WriterClosedError("a commit came after its pipeline was closed")
 
     # -- the stream of messages
 
@@ -108,9 +102,11 @@ class PipelineCore:
         try:
             answer = objects_pb2.CommitPipelineResponse.FromString(data)
         except DecodeError as error:
-            raise ProtocolViolationError(_METHOD, detail="an answer does not parse") from error
+            raise errors.ProtocolViolationError(
+                _METHOD, detail="an answer does not parse"
+            ) from error
         if not self._written:
-            raise ProtocolViolationError(
+            raise errors.ProtocolViolationError(
                 _METHOD, detail="an answer arrived without a message in flight"
             )
 
@@ -131,10 +127,10 @@ class PipelineCore:
         """Fail commits that expired by `now`, and forget the commits of cancelled callers."""
         return self._fail((item for item in self._pending() if item.expires <= now), error)
 
-    def reject(self, error: BrokerClientError) -> list[Outcome]:
+    def reject(self, error: errors.BrokerClientError) -> list[Outcome]:
         """Fail the commit for which the oldest message was rejected, or split the message."""
         # These errors concern the caller, so every other commit would fail in the same way.
-        if isinstance(error, UnsupportedError | PermissionDeniedError):
+        if isinstance(error, errors.UnsupportedError | errors.PermissionDeniedError):
             return self._fail(self._pending(), error)
         if not self._in_flight:
             return []

@@ -17,17 +17,9 @@ from typing import Any, TypeVar
 import grpc
 
 from streammeta.client.arguments import check_client, check_kind, check_offers, check_seconds
+from streammeta.client.commits import messages as commit_messages
 from streammeta.client.commits.core import PipelineCore
 from streammeta.client.commits.effects import EffectsCommit, EffectsVerdict, UploadWithEffects
-from streammeta.client.commits.messages import (
-    Commit,
-    Outcome,
-    Pending,
-    PendingCommit,
-    PendingUpload,
-    Upload,
-    UploadVerdict,
-)
 from streammeta.client.controllers.controller_client import ControllerClient, rejection
 from streammeta.client.errors import ControllerUnavailableError, WriterClosedError
 from streammeta.client.model import NodeIdentity, node_message
@@ -77,21 +69,23 @@ class CommitPipeline(ClosedAtExit):
                 "use `async with CommitPipeline(...)` or `await pipeline.close()`",
             )
 
-    async def upload(self, upload: Upload) -> asyncio.Future[UploadVerdict]:
+    async def upload(
+        self, upload: commit_messages.Upload
+    ) -> asyncio.Future[commit_messages.UploadVerdict]:
         """Submit an upload. Wait while too many commits are pending.
 
         The result is a future of the verdict. It fails with `ControllerUnavailableError` when the
         deadline passes, and with a `RejectedError` when the controller rejects the whole commit.
         Raises `WriterClosedError` after `close`, and the error that ended the pipeline, if any.
         """
-        check_kind("upload", upload, Upload, "an Upload")
+        check_kind("upload", upload, commit_messages.Upload, "an Upload")
         await self._wait_for_space()
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[UploadVerdict] = loop.create_future()
-        self._add(PendingUpload.of(upload, done, loop.time() + self._deadline))
+        done: asyncio.Future[commit_messages.UploadVerdict] = loop.create_future()
+        self._add(commit_messages.PendingUpload.of(upload, done, loop.time() + self._deadline))
         return done
 
-    async def commit(self, commit: Commit[VerdictT]) -> asyncio.Future[VerdictT]:
+    async def commit(self, commit: commit_messages.Commit[VerdictT]) -> asyncio.Future[VerdictT]:
         """Submit a commit of any other form, and return the future of its verdict.
 
         For the rest, see `upload`.
@@ -101,7 +95,7 @@ class CommitPipeline(ClosedAtExit):
         loop = asyncio.get_running_loop()
         done: asyncio.Future[VerdictT] = loop.create_future()
         request, expires = commit.request(self._node), loop.time() + self._deadline
-        self._add(PendingCommit(request, commit.verdict, done, expires))
+        self._add(commit_messages.PendingCommit(request, commit.verdict, done, expires))
         return done
 
     async def upload_with_effects(self, asked: UploadWithEffects) -> asyncio.Future[EffectsVerdict]:
@@ -136,7 +130,7 @@ class CommitPipeline(ClosedAtExit):
         if self._core.rejection is not None:
             raise self._core.rejection
 
-    def _add(self, pending: Pending) -> None:
+    def _add(self, pending: commit_messages.Pending) -> None:
         pending.traceparent = tracing.current_traceparent()
         loop = asyncio.get_running_loop()
         pending.done.add_done_callback(partial(self._on_done, pending, loop.time()))
@@ -147,7 +141,9 @@ class CommitPipeline(ClosedAtExit):
             # trace.
             self._task = loop.create_task(self._run(), context=tracing.outside())
 
-    def _on_done(self, pending: Pending, began: float, done: asyncio.Future[Any]) -> None:
+    def _on_done(
+        self, pending: commit_messages.Pending, began: float, done: asyncio.Future[Any]
+    ) -> None:
         if done.cancelled():
             # It has no verdict, and is not counted.
             self._core.cancel(pending)
@@ -156,7 +152,7 @@ class CommitPipeline(ClosedAtExit):
             verdict = _verdict_of(done)
             self._client.tally.count_commit(verdict, asyncio.get_running_loop().time() - began)
 
-    def _deliver(self, outcomes: Iterable[Outcome]) -> None:
+    def _deliver(self, outcomes: Iterable[commit_messages.Outcome]) -> None:
         for pending, outcome in outcomes:
             # The core does not know yet of a caller that was cancelled just now.
             if pending.done.done():

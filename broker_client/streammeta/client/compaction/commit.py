@@ -11,18 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from streammeta.client import errors
 from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.compaction.listing import ListedStream
 from streammeta.client.compaction.report import OutputObject
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import (
-    CompactedObjectsNotFoundError,
-    ControllerUnavailableError,
-    OutcomeUnknownError,
-    RejectedError,
-    rejection,
-)
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
 from streammeta.storage.object_format.index_block import StreamRange
@@ -176,7 +170,7 @@ async def prepare_ids(
         answer = await client.call(methods.PREPARE_OBJECTS, request)
         if answer.error != common_pb2.ERROR_CODE_NONE:
             by = f"node {writer.node_id} at epoch {writer.node_epoch}"
-            raise rejection(answer.error, f"preparing {batch_size} objects for {by}")
+            raise errors.rejection(answer.error, f"preparing {batch_size} objects for {by}")
         ids.extend(range(answer.first_object_id, answer.first_object_id + batch_size))
     return ids
 
@@ -197,24 +191,24 @@ async def commit(
                 methods.COMMIT_STREAM_OBJECT, replacement.request(), deadline_s
             )
             if answer.error != common_pb2.ERROR_CODE_NONE:
-                raise rejection(answer.error, str(replacement))
+                raise errors.rejection(answer.error, str(replacement))
         else:
             done = await client.call(
                 methods.COMMIT_STREAM_SET_OBJECT, replacement.request(), deadline_s
             )
             if done.error != common_pb2.ERROR_CODE_NONE:
                 raise _rejection(done, replacement)
-    except ControllerUnavailableError as error:
-        raise OutcomeUnknownError(str(replacement), error) from error
+    except errors.ControllerUnavailableError as error:
+        raise errors.OutcomeUnknownError(str(replacement), error) from error
 
 
 def _rejection(
     answer: objects_pb2.CommitStreamSetObjectResponse, replacement: Replacement
-) -> RejectedError:
-    error = rejection(answer.error, str(replacement))
+) -> errors.RejectedError:
+    error = errors.rejection(answer.error, str(replacement))
     rows = [*answer.range_errors, *answer.stream_object_errors]
     bad = [row for row, code in enumerate(rows) if code != common_pb2.ERROR_CODE_NONE]
-    if bad and not isinstance(error, CompactedObjectsNotFoundError):
+    if bad and not isinstance(error, errors.CompactedObjectsNotFoundError):
         request = replacement.request()
         streams = [*request.ranges.stream_id, *request.stream_objects.stream_id]
         starts = [*request.ranges.start_offset, *request.stream_objects.start_offset]

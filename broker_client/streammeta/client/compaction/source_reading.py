@@ -11,12 +11,8 @@ from collections.abc import Callable, Iterable
 
 from streammeta.client.compaction.report import Figures, SourceError
 from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.storage import errors as storage_errors
 from streammeta.storage.compaction.verification import SourceChecks
-from streammeta.storage.errors import (
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StorageError,
-)
 from streammeta.storage.object_format.checksum import ObjectChecksum
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -72,9 +68,9 @@ async def _read(
 
     try:
         got, crc32c = await calls.read(size, fetch)
-    except (ObjectNotFoundError, RangeNotSatisfiableError) as error:
+    except (storage_errors.ObjectNotFoundError, storage_errors.RangeNotSatisfiableError) as error:
         raise SourceError(object_id, str(error)) from error
-    except StorageError as error:
+    except storage_errors.StorageError as error:
         raise SourceError(object_id, str(error), passing=error.may_pass) from error
     if got != size:
         raise SourceError(object_id, f"bytes [{at}, {at + size}) were requested, {got} exist")

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 
+from streammeta.client import errors
 from streammeta.client.compaction.commit import Replacement, commit
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.listing import NodeListing
@@ -24,13 +25,6 @@ from streammeta.client.compaction.sso_planning import GroupPlanner, PlannedGroup
 from streammeta.client.compaction.sso_run import CommitRun, RunContext
 from streammeta.client.compaction.sso_sources import SourceIndexes
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    CompactedObjectsNotFoundError,
-    ObjectExpiredError,
-    OutcomeUnknownError,
-    RejectedError,
-)
 from streammeta.client.model import NodeIdentity
 from streammeta.client.resources.resources import give_back
 from streammeta.storage.compaction.selection import Group, Selection, select_stream_set_objects
@@ -173,7 +167,7 @@ class SetObjectCompactor(Compactor):
                     if not target.failover:
                         raise
                     _log.info("compaction of %s stopped, the node is back: %s", target, error)
-                except (BrokerClientError, StorageError) as error:
+                except (errors.BrokerClientError, StorageError) as error:
                     _log.warning("compaction of %s failed, retrying later: %s", target, error)
 
         await repeat(interval_s, cycle)
@@ -188,7 +182,7 @@ class SetObjectCompactor(Compactor):
             planned = await self._planner.plan(group, listing)
         except FENCED:
             raise
-        except BrokerClientError as error:
+        except errors.BrokerClientError as error:
             report.fail(error)
             return False
         except Exception as error:  # noqa: BLE001 - a fault of one group must not stop the others
@@ -231,7 +225,7 @@ class SetObjectCompactor(Compactor):
             raise
         except CoverageError as error:
             self._give_up(source_ids, error, report)
-        except (StorageError, BrokerClientError) as error:
+        except (StorageError, errors.BrokerClientError) as error:
             report.fail(error)
             return False
         except Exception as error:  # noqa: BLE001 - a fault of one group must not stop the others
@@ -257,14 +251,16 @@ class SetObjectCompactor(Compactor):
             await commit(self._client, replacement, self._config.commit_deadline_s)
         except FENCED:
             raise
-        except OutcomeUnknownError as error:
+        except errors.OutcomeUnknownError as error:
             # After a commit the sources are not listed; otherwise the outputs are used again.
             report.fail(error, f"{error.__cause__}. The next cycle checks the outcome")
             return False
-        except RejectedError as error:
+        except errors.RejectedError as error:
             self._journal.drop(output.object_id for output in outputs)
             report.fail(error, " ".join([str(error), *getattr(error, "__notes__", ())]))
-            if not isinstance(error, CompactedObjectsNotFoundError | ObjectExpiredError):
+            if not isinstance(
+                error, errors.CompactedObjectsNotFoundError | errors.ObjectExpiredError
+            ):
                 self._distrust(replacement, error)
         else:
             report.figures.commits += 1
@@ -276,7 +272,7 @@ class SetObjectCompactor(Compactor):
 
         return True
 
-    def _distrust(self, replacement: Replacement, error: RejectedError) -> None:
+    def _distrust(self, replacement: Replacement, error: errors.RejectedError) -> None:
         """Compare the sources with the metadata in the next cycle. After that, set them aside."""
         if error.code == ERROR_CODE_OFFSET_NOT_MATCHED and self._indexes.suspect(
             replacement.source_ids

@@ -13,15 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streammeta.client.compaction import sso_sources
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import Listing, NodeListing
 from streammeta.client.compaction.report import SourceError
-from streammeta.client.compaction.sso_sources import (
-    Source,
-    SourceIndex,
-    SourceIndexes,
-    is_whole,
-)
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.compaction.entries import EntryTable, live_entries, objects_without_entries
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
@@ -81,7 +76,7 @@ class GroupPlanner:
         self,
         config: CompactionConfig,
         listing: Listing,
-        indexes: SourceIndexes,
+        indexes: sso_sources.SourceIndexes,
         set_aside: SetAside,
         calls: StoreCalls,
     ) -> None:
@@ -102,7 +97,7 @@ class GroupPlanner:
 
         def work() -> PlannedGroup:
             for object_id, index in list(indexes.items()):
-                if not is_whole(index, starts):
+                if not sso_sources.is_whole(index, starts):
                     self._leave_out(object_id, _NOT_WHOLE, left_out)
                     del indexes[object_id]
             live = {key: live_entries(index.entries, starts) for key, index in indexes.items()}
@@ -118,11 +113,11 @@ class GroupPlanner:
         return planned
 
     def _select_readable(
-        self, loaded: dict[int, SourceIndex | SourceError], left_out: dict[int, str]
-    ) -> dict[int, SourceIndex]:
-        readable: dict[int, SourceIndex] = {}
+        self, loaded: dict[int, sso_sources.SourceIndex | SourceError], left_out: dict[int, str]
+    ) -> dict[int, sso_sources.SourceIndex]:
+        readable: dict[int, sso_sources.SourceIndex] = {}
         for object_id, result in loaded.items():
-            if isinstance(result, SourceIndex):
+            if isinstance(result, sso_sources.SourceIndex):
                 readable[object_id] = result
             elif result.passing:
                 left_out[object_id] = result.reason
@@ -130,7 +125,9 @@ class GroupPlanner:
                 self._leave_out(object_id, result.reason, left_out)
         return readable
 
-    def _limit_entries(self, indexes: dict[int, SourceIndex], left_out: dict[int, str]) -> None:
+    def _limit_entries(
+        self, indexes: dict[int, sso_sources.SourceIndex], left_out: dict[int, str]
+    ) -> None:
         """Leave out objects whose indexes do not fit in memory with those before them."""
         most, total = self._config.max_entries, 0
         is_full = False
@@ -150,7 +147,7 @@ class GroupPlanner:
 
             del indexes[object_id]
 
-    async def _list_starts(self, indexes: Iterable[SourceIndex]) -> dict[int, int]:
+    async def _list_starts(self, indexes: Iterable[sso_sources.SourceIndex]) -> dict[int, int]:
         streams = [index.entries.stream_id for index in indexes]
         # Sources share most streams, so each is looked up once.
         distinct = np.unique(np.concatenate(streams)) if streams else np.empty(0, dtype=np.int64)
@@ -213,7 +210,7 @@ _NOT_WHOLE = (
 )
 
 
-def _sources(object_ids: Collection[int], listing: NodeListing) -> list[Source]:
+def _sources(object_ids: Collection[int], listing: NodeListing) -> list[sso_sources.Source]:
     """Return these objects as listed, in the given order."""
     objects = listing.objects
     rows = zip(
@@ -222,7 +219,7 @@ def _sources(object_ids: Collection[int], listing: NodeListing) -> list[Source]:
         objects.range_count.tolist(),
         strict=True,
     )
-    listed = {row[0]: Source(*row) for row in rows}
+    listed = {row[0]: sso_sources.Source(*row) for row in rows}
     return [listed[object_id] for object_id in object_ids]
 
 

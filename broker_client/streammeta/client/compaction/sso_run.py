@@ -32,6 +32,7 @@ from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_t
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.model import NodeIdentity
 from streammeta.client.resources.resources import give_back
+from streammeta.storage.compaction import verification
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.layout import (
     DEAD_BYTES_MAX,
@@ -42,13 +43,6 @@ from streammeta.storage.compaction.layout import (
     lay_out,
 )
 from streammeta.storage.compaction.plan import CommitPlan, Output, OutputKind
-from streammeta.storage.compaction.verification import (
-    DamagedBlockError,
-    RecordedChecksum,
-    SourceChecks,
-    check_blocks,
-    check_coverage,
-)
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 
@@ -98,7 +92,7 @@ class CommitRun:
         expired_ids: Sequence[int],
         time_bounds: Mapping[int, TimeBounds],
         figures: Figures,
-        checksums: Mapping[int, RecordedChecksum] | None = None,
+        checksums: Mapping[int, verification.RecordedChecksum] | None = None,
     ) -> None:
         self._context = context
         self._target = target
@@ -106,7 +100,7 @@ class CommitRun:
         self._expired_ids = tuple(expired_ids)
         self._time_bounds = time_bounds
         self._figures = figures
-        self._checks = SourceChecks(checksums or {})
+        self._checks = verification.SourceChecks(checksums or {})
         self._buffer_limit = context.config.buffer_bytes(len(plan.entries))
         # Prepared together at the beginning: a run that can't get ids must not read anything.
         self._ids: deque[int] = deque()
@@ -219,9 +213,11 @@ class CommitRun:
         )
         try:
             await self._context.calls.compute(
-                lambda: check_blocks(view, layout.places, layout.entries, self._context.key_of)
+                lambda: verification.check_blocks(
+                    view, layout.places, layout.entries, self._context.key_of
+                )
             )
-        except DamagedBlockError as error:
+        except verification.DamagedBlockError as error:
             raise SourceError(error.object_id, str(error)) from error
         return view
 
@@ -320,7 +316,7 @@ class CommitRun:
         covered = EntryTable.concatenate(
             [_as_of(entries, written) for written, entries in finished]
         )
-        check_coverage(self._plan.entries, covered)
+        verification.check_coverage(self._plan.entries, covered)
         outputs = [
             CompactionOutput(written, tuple(stream_ranges(entries)), self._bounds(entries))
             for written, entries in finished

@@ -17,13 +17,8 @@ from streammeta.client.compaction.listing import Listing
 from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.resources.resources import RecentlyUsed
+from streammeta.storage import errors as storage_errors
 from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
-from streammeta.storage.errors import (
-    CorruptObjectError,
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StorageError,
-)
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
 from streammeta.storage.object_format.object_reader import ObjectReader, tail_guess
@@ -119,14 +114,14 @@ class SourceIndexes:
         object_id, key = source.object_id, self._key_of(source.object_id)
         try:
             return await self._fetch(source, key)
-        except ObjectNotFoundError as error:
+        except storage_errors.ObjectNotFoundError as error:
             reason = (
                 f"{key!r} is not in the store. If it is still listed, run the reconciliation report"
             )
             raise SourceError(object_id, reason) from error
-        except CorruptObjectError as error:
+        except storage_errors.CorruptObjectError as error:
             raise SourceError(object_id, str(error)) from error
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             reason = f"its index could not be read: {error}"
             raise SourceError(object_id, reason, passing=True) from error
 
@@ -150,8 +145,8 @@ class SourceIndexes:
         store = self._calls.store
         try:
             data = await self._calls.read(end - start, lambda: store.get_range(key, start, end))
-        except RangeNotSatisfiableError as error:
-            raise CorruptObjectError(
+        except storage_errors.RangeNotSatisfiableError as error:
+            raise storage_errors.CorruptObjectError(
                 key, start, "size of the object", str(error), f"{end} bytes"
             ) from error
         self.reads += 1

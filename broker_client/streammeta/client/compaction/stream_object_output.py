@@ -21,21 +21,11 @@ from streammeta.client.compaction.report import Figures, SourceError
 from streammeta.client.compaction.source_reading import find_damaged_source, read_gaps
 from streammeta.client.compaction.store_calls import StoreCalls, run_all, run_to_end
 from streammeta.client.compaction.stream_object_sources import Source
-from streammeta.storage.compaction.copy_plan import (
-    CopiedPart,
-    CopyPlan,
-    SourceRange,
-    WrittenPart,
-    plan_copy,
-)
+from streammeta.storage import errors as storage_errors
+from streammeta.storage.compaction import copy_plan
 from streammeta.storage.compaction.entries import EntryTable, MergeRule, encode_trailer
 from streammeta.storage.compaction.stream_objects import ANY_CRC
 from streammeta.storage.compaction.verification import RecordedChecksum, SourceChecks
-from streammeta.storage.errors import (
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StoreRejectedError,
-)
 from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, join_crcs
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import StreamRange
@@ -43,7 +33,7 @@ from streammeta.storage.object_format.index_block import StreamRange
 _log = logging.getLogger(__name__)
 
 
-class _CopyRefusedError(StoreRejectedError):
+class _CopyRefusedError(storage_errors.StoreRejectedError):
     """The store does not support copying parts."""
 
 
@@ -99,14 +89,14 @@ class StreamObjectOutput:
     ) -> CompactionOutput:
         live = [_live_entries(source, stream_start) for source in sources]
         ranges = [
-            SourceRange(
+            copy_plan.SourceRange(
                 source.listed.object_id, int(table.position[0]), source.data_size, self._may_copy
             )
             for source, table in zip(sources, live, strict=True)
         ]
         # Its size decides the layout of the parts, so it comes first.
         trailer = await self._calls.compute(lambda: self._trailer(live))
-        plan = plan_copy(ranges, len(trailer), self._config.copy_rules)
+        plan = copy_plan.plan_copy(ranges, len(trailer), self._config.copy_rules)
         job = _MergeJob(self._calls, self._key_of, plan, sources, trailer, moved)
         crc32c = await job.run(ObjectUpload(self._calls, self._key_of(object_id), moved))
         first, end = live[0].row(0), int(live[-1].end_offset[-1])
@@ -131,7 +121,7 @@ class _MergeJob:
         self,
         calls: StoreCalls,
         key_of: Callable[[int], str],
-        plan: CopyPlan,
+        plan: copy_plan.CopyPlan,
         sources: Sequence[Source],
         trailer: bytes,
         moved: Figures,
@@ -152,7 +142,7 @@ class _MergeJob:
             }
         )
         self._checksum = ObjectChecksum()
-        written = (part.size for part in plan.parts if isinstance(part, WrittenPart))
+        written = (part.size for part in plan.parts if isinstance(part, copy_plan.WrittenPart))
         # Written parts are sent one by one, so the largest one decides.
         self._buffer = bytearray(max(written))
 
@@ -161,7 +151,7 @@ class _MergeJob:
         try:
             if self._plan.is_single:
                 (part,) = self._plan.parts
-                assert isinstance(part, WrittenPart)  # a single request is never a copy
+                assert isinstance(part, copy_plan.WrittenPart)  # a single request is never a copy
                 data = await self._assemble(part)
                 await self._reject_damaged()
                 await upload.put(data)
@@ -205,27 +195,27 @@ class _MergeJob:
 
         async def write_all() -> None:
             for number, part in numbered:
-                if isinstance(part, WrittenPart):
+                if isinstance(part, copy_plan.WrittenPart):
                     await upload.send(number, await self._assemble(part))
 
         # Copies need no memory here, so all of them may run at once.
         copies = [
             self._copy(upload, number, part.source)
             for number, part in numbered
-            if isinstance(part, CopiedPart)
+            if isinstance(part, copy_plan.CopiedPart)
         ]
         await run_all([*copies, write_all()])
 
-    async def _copy(self, upload: ObjectUpload, number: int, source: SourceRange) -> None:
+    async def _copy(self, upload: ObjectUpload, number: int, source: copy_plan.SourceRange) -> None:
         with _name_source(source):
             try:
                 key = self._key_of(source.object_id)
                 await upload.copy(number, key, source.start, source.end)
             # Only a permanent rejection: a temporary one was retried.
-            except StoreRejectedError as error:
+            except storage_errors.StoreRejectedError as error:
                 raise _CopyRefusedError(str(error)) from error
 
-    async def _assemble(self, part: WrittenPart) -> memoryview:
+    async def _assemble(self, part: copy_plan.WrittenPart) -> memoryview:
         """Fetch the ranges of a part into the buffer. The last part ends with the trailer.
 
         All parts share the buffer, because they are written one after the other.
@@ -241,7 +231,7 @@ class _MergeJob:
         await self._calls.compute(lambda: self._check(part, view))
         return view.toreadonly()
 
-    async def _fetch(self, source: SourceRange, into: memoryview) -> None:
+    async def _fetch(self, source: copy_plan.SourceRange, into: memoryview) -> None:
         whole = self._sources[source.object_id].whole
         if whole is not None:
             into[:] = memoryview(whole)[source.start : source.end]
@@ -260,7 +250,7 @@ class _MergeJob:
                 f"bytes [{source.start}, {source.end}) were requested, {got} exist",
             )
 
-    def _check(self, part: WrittenPart, view: memoryview) -> None:
+    def _check(self, part: copy_plan.WrittenPart, view: memoryview) -> None:
         at = 0
         for source in part.sources:
             if self._checks.wants(source.object_id):
@@ -276,9 +266,9 @@ def _crc_of(data: bytes | memoryview) -> int:
 
 
 @contextmanager
-def _name_source(source: SourceRange) -> Iterator[None]:
+def _name_source(source: copy_plan.SourceRange) -> Iterator[None]:
     """Name the source in errors of a missing or too small object."""
     try:
         yield
-    except (ObjectNotFoundError, RangeNotSatisfiableError) as error:
+    except (storage_errors.ObjectNotFoundError, storage_errors.RangeNotSatisfiableError) as error:
         raise SourceError(source.object_id, str(error)) from error

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from streammeta.client import errors, model
 from streammeta.client.arguments import (
     INT32_MAX,
     check_endpoints,
@@ -26,39 +27,9 @@ from streammeta.client.arguments import (
     check_seconds,
     check_tags,
 )
+from streammeta.client.controllers import methods
 from streammeta.client.controllers.channels import Channels
-from streammeta.client.controllers.methods import (
-    DESCRIBE_CLUSTER,
-    DESCRIBE_STREAMS,
-    FIND_STREAMS,
-    GET_NODES,
-    HEARTBEAT,
-    Method,
-    RequestT,
-    ResponseT,
-)
 from streammeta.client.controllers.spread import ControllerSpread
-from streammeta.client.errors import (
-    BucketRejectedError,
-    ClientClosedError,
-    ControllerDefectError,
-    ControllerUnavailableError,
-    InvalidRequestError,
-    LimitExceededError,
-    MetadataOlderThanBucketError,
-    PermissionDeniedError,
-    ProtocolViolationError,
-    RejectedError,
-    UnsupportedError,
-)
-from streammeta.client.model import (
-    ClusterDescription,
-    NodeDescription,
-    StreamDescription,
-    cluster_description,
-    node_description,
-    stream_description,
-)
 from streammeta.client.resources.bandwidth import Network
 from streammeta.client.resources.fork_check import check_not_forked
 from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed
@@ -88,17 +59,17 @@ _READ_AFTER_KEY = "streammeta-read-after"
 _OFFSET_KEY = "streammeta-offset"
 
 _PAGE_SIZE = 10_000
-_ERRORS: dict[grpc.StatusCode | str, type[RejectedError]] = {
-    Reason.WRONG_BUCKET: BucketRejectedError,
-    Reason.SUPERSEDED: BucketRejectedError,
-    Reason.MAP_OLDER_THAN_BUCKET: MetadataOlderThanBucketError,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceededError,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
-    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
-    grpc.StatusCode.FAILED_PRECONDITION: RejectedError,
+_ERRORS: dict[grpc.StatusCode | str, type[errors.RejectedError]] = {
+    Reason.WRONG_BUCKET: errors.BucketRejectedError,
+    Reason.SUPERSEDED: errors.BucketRejectedError,
+    Reason.MAP_OLDER_THAN_BUCKET: errors.MetadataOlderThanBucketError,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceededError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDeniedError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.PermissionDeniedError,
+    grpc.StatusCode.UNIMPLEMENTED: errors.UnsupportedError,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.RejectedError,
 }
 
 
@@ -172,7 +143,7 @@ class ControllerClient(ClosedAtExit):
         """
         check_not_forked(f"connection to {endpoint}")
         if self._is_closed:
-            raise ClientClosedError(f"connection to {endpoint}")
+            raise errors.ClientClosedError(f"connection to {endpoint}")
         return self._channels.get(endpoint)
 
     def failure(self, error: grpc.RpcError) -> RpcFailure:
@@ -181,9 +152,9 @@ class ControllerClient(ClosedAtExit):
 
     def unavailable(
         self, method: str, deadline_s: float, search: LeaderSearch, *, is_read: bool = False
-    ) -> ControllerUnavailableError:
+    ) -> errors.ControllerUnavailableError:
         """Return the error of a call whose deadline, `deadline_s` seconds, has passed."""
-        return ControllerUnavailableError(
+        return errors.ControllerUnavailableError(
             method,
             deadline_s,
             search.failures,
@@ -199,10 +170,10 @@ class ControllerClient(ClosedAtExit):
 
     async def call(
         self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
+        method: methods.Method[methods.RequestT, methods.ResponseT],
+        request: methods.RequestT,
         deadline_s: float | None = None,
-    ) -> ResponseT:
+    ) -> methods.ResponseT:
         """Send `request` until a controller answers it, for at most `deadline_s` seconds.
 
         An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
@@ -232,12 +203,12 @@ class ControllerClient(ClosedAtExit):
 
     async def read(
         self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
+        method: methods.Method[methods.RequestT, methods.ResponseT],
+        request: methods.RequestT,
         *,
         at_least: int | None = None,
         deadline_s: float | None = None,
-    ) -> ResponseT:
+    ) -> methods.ResponseT:
         """Ask any controller that has applied the log below `at_least`, by default `seen_offset`.
 
         Such a read observes everything that this client has read and written by `call` and `read`,
@@ -262,7 +233,7 @@ class ControllerClient(ClosedAtExit):
                             tried[endpoint] = self._note_failure(endpoint, method.name, error)
                     await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, random.random()))
         except TimeoutError:
-            raise ControllerUnavailableError(
+            raise errors.ControllerUnavailableError(
                 method.name, seconds, tried, is_read=True, over_tls=self._channels.are_encrypted
             ) from None
         raise AssertionError("rounds without end have ended")
@@ -289,8 +260,8 @@ class ControllerClient(ClosedAtExit):
         self._learned_at = now
         try:
             request = admin_pb2.DescribeClusterRequest()
-            answer = await self.call(DESCRIBE_CLUSTER, request, _LEARNING_S)
-        except (ControllerUnavailableError, RejectedError):
+            answer = await self.call(methods.DESCRIBE_CLUSTER, request, _LEARNING_S)
+        except (errors.ControllerUnavailableError, errors.RejectedError):
             return
         self._learn_list(answer)
 
@@ -299,17 +270,19 @@ class ControllerClient(ClosedAtExit):
         self.spread.learn(listed, answer.leader_endpoint)
         self.router.learn(listed)
 
-    async def describe_cluster(self) -> ClusterDescription:
+    async def describe_cluster(self) -> model.ClusterDescription:
         """Return the leader and the size of the metadata, as any one controller knows them."""
-        answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+        answer = await self.call(methods.DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
         self._learn_list(answer)
-        return cluster_description(answer)
+        return model.cluster_description(answer)
 
     async def object_namespace(self) -> str:
         """Return the namespace in the keys of this cluster's objects."""
         answer = await self.describe_cluster()
         if not answer.object_namespace:
-            raise ProtocolViolationError("DescribeCluster", detail="object_namespace is empty")
+            raise errors.ProtocolViolationError(
+                "DescribeCluster", detail="object_namespace is empty"
+            )
         return answer.object_namespace
 
     async def describe_streams(
@@ -318,7 +291,7 @@ class ControllerClient(ClosedAtExit):
         *,
         owner_node_id: int | None = None,
         include_ranges: bool = False,
-    ) -> AsyncIterator[StreamDescription]:
+    ) -> AsyncIterator[model.StreamDescription]:
         """List streams in id order: these ids without unknown ones, or all, page by page."""
         if owner_node_id is not None:
             check_int("owner_node_id", owner_node_id, 0, INT32_MAX)
@@ -327,22 +300,22 @@ class ControllerClient(ClosedAtExit):
             owner_node_id=owner_node_id,
             include_ranges=include_ranges,
         )
-        async for answer in self.pages(DESCRIBE_STREAMS, request):
+        async for answer in self.pages(methods.DESCRIBE_STREAMS, request):
             for description in answer.streams:
-                yield stream_description(description)
+                yield model.stream_description(description)
 
-    async def describe_nodes(self, node_ids: Sequence[int] = ()) -> list[NodeDescription]:
+    async def describe_nodes(self, node_ids: Sequence[int] = ()) -> list[model.NodeDescription]:
         """Return nodes in id order: these ids without unknown ones, or all."""
         request = nodes_pb2.GetNodesRequest(
             node_ids=check_ints("node_ids", node_ids, "a sequence of node ids", INT32_MAX)
         )
         return [
-            node_description(node)
-            async for answer in self.pages(GET_NODES, request)
+            model.node_description(node)
+            async for answer in self.pages(methods.GET_NODES, request)
             for node in answer.nodes
         ]
 
-    async def find_streams(self, tags: Mapping[str, str]) -> AsyncIterator[StreamDescription]:
+    async def find_streams(self, tags: Mapping[str, str]) -> AsyncIterator[model.StreamDescription]:
         """List the streams that have all of these tags, in id order, page by page.
 
         Raises `UnsupportedError` if the leader is of a version without this look-up.
@@ -351,13 +324,13 @@ class ControllerClient(ClosedAtExit):
         request = streams_pb2.FindStreamsRequest(
             tags=[common_pb2.Tag(key=key, value=value) for key, value in wanted]
         )
-        async for answer in self.pages(FIND_STREAMS, request):
+        async for answer in self.pages(methods.FIND_STREAMS, request):
             for description in answer.streams:
-                yield stream_description(description)
+                yield model.stream_description(description)
 
     async def pages(
-        self, method: Method[RequestT, ResponseT], request: RequestT
-    ) -> AsyncIterator[ResponseT]:
+        self, method: methods.Method[methods.RequestT, methods.ResponseT], request: methods.RequestT
+    ) -> AsyncIterator[methods.ResponseT]:
         """Yield the answers of `method` page by page. The request may have a page size."""
         page: common_pb2.PageRequest = request.page  # type: ignore[attr-defined]
         page.page_size = page.page_size or _PAGE_SIZE
@@ -371,10 +344,10 @@ class ControllerClient(ClosedAtExit):
     async def _send(
         self,
         endpoint: str,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
+        method: methods.Method[methods.RequestT, methods.ResponseT],
+        request: methods.RequestT,
         read_after: int | None = None,
-    ) -> ResponseT:
+    ) -> methods.ResponseT:
         """Make one attempt. With an offset it is a read at that offset."""
         send = self.channel(endpoint).unary_unary(
             method.path,
@@ -383,22 +356,22 @@ class ControllerClient(ClosedAtExit):
         )
         metadata = None if read_after is None else ((_READ_AFTER_KEY, str(read_after)),)
         # Heartbeats belong to no caller's trace: they are sent for as long as the session lasts.
-        if method is not HEARTBEAT and tracing.is_traced():
+        if method is not methods.HEARTBEAT and tracing.is_traced():
             return await self._send_traced(send, method, request, metadata)
         sent = send(request, timeout=self.attempt_timeout_s, metadata=metadata)
-        answer: ResponseT = await self._receive(sent)
+        answer: methods.ResponseT = await self._receive(sent)
         return answer
 
     async def _send_traced(
         self,
         send: Any,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
+        method: methods.Method[methods.RequestT, methods.ResponseT],
+        request: methods.RequestT,
         metadata: tuple[tuple[str, str], ...] | None,
-    ) -> ResponseT:
+    ) -> methods.ResponseT:
         with tracing.span(method.path[1:], {"rpc.system": "grpc"}):
             joined = (*(metadata or ()), *tracing.call_metadata())
-            answer: ResponseT = await self._receive(
+            answer: methods.ResponseT = await self._receive(
                 send(request, timeout=self.attempt_timeout_s, metadata=joined)
             )
             return answer
@@ -410,8 +383,11 @@ class ControllerClient(ClosedAtExit):
         return answer
 
     async def _until_answered(
-        self, method: Method[RequestT, ResponseT], request: RequestT, search: LeaderSearch
-    ) -> ResponseT:
+        self,
+        method: methods.Method[methods.RequestT, methods.ResponseT],
+        request: methods.RequestT,
+        search: LeaderSearch,
+    ) -> methods.ResponseT:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -422,7 +398,7 @@ class ControllerClient(ClosedAtExit):
                 search.record_timeout(loop.time() - began)
                 task = asyncio.current_task()
                 if self._is_closed and task is not None and not task.cancelling():
-                    raise ClientClosedError(method.name) from None
+                    raise errors.ClientClosedError(method.name) from None
                 raise
 
             except grpc.aio.AioRpcError as error:
@@ -445,7 +421,7 @@ def _offset_in(metadata: Iterable[tuple[str, str | bytes]]) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-def rejection(method: str, failure: RpcFailure) -> RejectedError:
+def rejection(method: str, failure: RpcFailure) -> errors.RejectedError:
     """Return the error of a permanently rejected call."""
-    kind = _ERRORS.get(failure.reason) or _ERRORS.get(failure.code, ControllerDefectError)
+    kind = _ERRORS.get(failure.reason) or _ERRORS.get(failure.code, errors.ControllerDefectError)
     return kind(method, detail=failure.text)

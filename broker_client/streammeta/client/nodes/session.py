@@ -16,16 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from streammeta.client import arguments, errors
+from streammeta.client import arguments, errors, model
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.model import (
-    HeartbeatAnswer,
-    NodeIdentity,
-    Recovery,
-    heartbeat_answer,
-    node_message,
-)
 from streammeta.client.nodes.process_id import own_process_id
 from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
@@ -73,7 +66,7 @@ class BrokerSession:
     """
 
     client: ControllerClient
-    node: NodeIdentity
+    node: model.NodeIdentity
     namespace: str
     inherited: tuple[OpenedStream, ...] = ()
     timeout_s: float = 0.0
@@ -100,7 +93,7 @@ class BrokerSession:
         arguments.check_int("node_epoch", node_epoch)
         arguments.check_seconds("timeout_s", timeout_s, may_be_zero=True)
         arguments.check_kind("wal_config", wal_config, str, "a str")
-        node = NodeIdentity(node_id, node_epoch)
+        node = model.NodeIdentity(node_id, node_epoch)
 
         await _register(client, node, wal_config, tags)
         listed = await _list_opening_streams(client, node)
@@ -129,20 +122,20 @@ class BrokerSession:
 
     async def heartbeat(
         self, *, wants_shutdown: bool = False, closes: bool = False, deadline_s: float | None = None
-    ) -> HeartbeatAnswer:
+    ) -> model.HeartbeatAnswer:
         """Extend the node's session. The answer has its timeout.
 
         With `closes` the process announces its orderly end, so that its silence raises no alarm.
         """
         request = nodes_pb2.HeartbeatRequest(
-            node=node_message(self.node),
+            node=model.node_message(self.node),
             wants_shutdown=wants_shutdown,
             closes=closes,
             session_timeout_ms=round(self.timeout_s * 1000),
         )
         answer = await self.client.call(methods.HEARTBEAT, request, deadline_s)
         _check(answer.error, f"heartbeat of node {self.node.node_id}")
-        return heartbeat_answer(answer)
+        return model.heartbeat_answer(answer)
 
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
         """Create a closed, empty stream for each element of `tags`. Return their ids in order."""
@@ -187,7 +180,7 @@ class BrokerSession:
         return outcomes
 
     async def close_streams(
-        self, epochs: Mapping[int, int], *, of: NodeIdentity | None = None
+        self, epochs: Mapping[int, int], *, of: model.NodeIdentity | None = None
     ) -> Outcomes[None]:
         """Close streams whose acknowledged records are all committed, at their `epochs`.
 
@@ -196,7 +189,7 @@ class BrokerSession:
         streams = _epochs_of(streams_pb2.StreamToClose, epochs)
         return await self._change(methods.CLOSE_STREAMS, "closing", streams, of)
 
-    async def list_streams_of(self, node: NodeIdentity) -> list[OpenedStream]:
+    async def list_streams_of(self, node: model.NodeIdentity) -> list[OpenedStream]:
         """Fence a node that this one is to recover. Return its open streams.
 
         Streams with a pending upload are left out: only a process that reads the node's
@@ -259,7 +252,7 @@ class BrokerSession:
         method: methods.Method[Any, Any],
         doing: str,
         streams: Sequence[Any],
-        recovered: NodeIdentity | None = None,
+        recovered: model.NodeIdentity | None = None,
     ) -> Outcomes[None]:
         """Call `method`, whose answer has an error code for each stream, batch by batch."""
         outcomes: Outcomes[None] = Outcomes()
@@ -279,20 +272,20 @@ class BrokerSession:
         self,
         method: methods.Method[Any, Any],
         streams: Sequence[Any],
-        recovered: NodeIdentity | None = None,
+        recovered: model.NodeIdentity | None = None,
     ) -> Any:
-        request = method.request(node=node_message(recovered or self.node), streams=streams)
+        request = method.request(node=model.node_message(recovered or self.node), streams=streams)
         # In the name of a fenced node only its recoverer may call.
         if recovered is not None:
-            request.recoverer.CopyFrom(node_message(self.node))
+            request.recoverer.CopyFrom(model.node_message(self.node))
         return await self.client.call(method, request)
 
 
 async def _register(
-    client: ControllerClient, node: NodeIdentity, wal_config: str, tags: Tags | None
+    client: ControllerClient, node: model.NodeIdentity, wal_config: str, tags: Tags | None
 ) -> None:
     request = nodes_pb2.RegisterNodeRequest(
-        node=node_message(node),
+        node=model.node_message(node),
         wal_config=wal_config,
         # The id rejects a second process that was started with the same epoch.
         process_id=own_process_id(),
@@ -303,7 +296,7 @@ async def _register(
 
 
 async def _list_opening_streams(
-    client: ControllerClient, node: NodeIdentity, recoverer: NodeIdentity | None = None
+    client: ControllerClient, node: model.NodeIdentity, recoverer: model.NodeIdentity | None = None
 ) -> list[OpenedStream]:
     """List the open streams of an earlier process, or of a node that `recoverer` recovers.
 
@@ -311,9 +304,9 @@ async def _list_opening_streams(
     """
     streams: list[OpenedStream] = []
     request = streams_pb2.GetOpeningStreamsRequest(
-        node=node_message(node),
+        node=model.node_message(node),
         failover=recoverer is not None,
-        recoverer=None if recoverer is None else node_message(recoverer),
+        recoverer=None if recoverer is None else model.node_message(recoverer),
     )
     async for answer in client.pages(methods.GET_OPENING_STREAMS, request):
         _check(answer.error, f"open streams of node {node.node_id} at epoch {node.node_epoch}")
@@ -404,8 +397,8 @@ class Heartbeat(ClosedAtExit):
         self._on_taken_over = on_taken_over
         self._rng = rng or random.Random()
         self._interval_s = FIRST_INTERVAL_S
-        self.recoveries: tuple[Recovery, ...] = ()
-        self.compactions: tuple[NodeIdentity, ...] = ()
+        self.recoveries: tuple[model.Recovery, ...] = ()
+        self.compactions: tuple[model.NodeIdentity, ...] = ()
         self.assigned = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False

@@ -14,15 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from streammeta.client import errors
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import (
-    OffsetTrimmedError,
-    ProtocolViolationError,
-    ReaderClosedError,
-    RejectedError,
-    rejection,
-)
 from streammeta.client.resources.resources import all_of
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.v1 import common_pb2, objects_pb2
@@ -180,7 +174,7 @@ class Lookups:
     async def ask(self, query: StreamQuery) -> objects_pb2.ObjectList:
         """Return the answer to one query, which may have an error code."""
         if self._closed:
-            raise ReaderClosedError(query.stream_id)
+            raise errors.ReaderClosedError(query.stream_id)
         answer: Answer = asyncio.get_running_loop().create_future()
         # The first query of an iteration schedules the call that sends all of them.
         if not self._waiting:
@@ -237,7 +231,7 @@ class Lookups:
         for asked in (self._waiting, *self._in_flight.values()):
             for query, answer in asked:
                 if not answer.done():
-                    answer.set_exception(ReaderClosedError(query.stream_id))
+                    answer.set_exception(errors.ReaderClosedError(query.stream_id))
 
     def _send_waiting(self) -> None:
         waiting = [item for item in self._waiting if not item[1].done()]
@@ -284,7 +278,7 @@ class Lookups:
 
         # A controller may stop early when the answer gets too large.
         if not 0 < len(answer.results) <= len(queries):
-            raise ProtocolViolationError(
+            raise errors.ProtocolViolationError(
                 "GetObjects", detail=f"{len(answer.results)} lists answer {len(queries)} queries"
             )
 
@@ -304,7 +298,7 @@ class Located:
     start_offset: int
     end_offset: int
     lost_end_offset: int = -1
-    error: RejectedError | None = None
+    error: errors.RejectedError | None = None
 
 
 def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
@@ -320,14 +314,14 @@ def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
 def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
     """Raise the error of a rejected query or an invalid answer."""
     if located.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
-        raise OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
+        raise errors.OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
     if located.error != common_pb2.ERROR_CODE_NONE:
-        raise rejection(located.error, f"read of stream {query.stream_id}")
+        raise errors.rejection(located.error, f"read of stream {query.stream_id}")
     at = query.start
     for piece in located.objects:
         joins = piece.start_offset == at or (at == query.start and piece.start_offset <= at)
         if not joins or piece.end_offset <= at:
-            raise ProtocolViolationError(
+            raise errors.ProtocolViolationError(
                 f"GetObjects of stream {query.stream_id}",
                 detail=f"object {piece.object_id} contains [{piece.start_offset},"
                 f" {piece.end_offset}), expected offset {at}",

@@ -21,13 +21,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from typing import Self
 
+from streammeta.client import errors
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.controllers.metadata_watch import MetadataWatch
-from streammeta.client.errors import (
-    BrokerClientError,
-    ControllerUnavailableError,
-    ReadDeadlineError,
-)
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.rpc import tracing
@@ -129,7 +125,7 @@ class MetadataFollower:
                 position = await self._follow_from(position)
                 failures = 0
                 continue
-            except BrokerClientError as error:
+            except errors.BrokerClientError as error:
                 _log.warning("watch failed, lookups replace it until the next one: %s", error)
             except Exception:  # noqa: BLE001 - readers continue with lookups after any failure
                 _log.exception("watch failed unexpectedly, lookups replace it until the next one")
@@ -204,7 +200,7 @@ class MetadataFollower:
             try:
                 # Asked of any controller: the watch may be at one that has lost its leader.
                 committed = await self._get_committed_end()
-            except BrokerClientError:
+            except errors.BrokerClientError:
                 continue  # without a leader there is no lag
 
             await asyncio.sleep(_LAG_ALLOWED_S)
@@ -354,7 +350,7 @@ class StreamTail:
             return
         try:
             fetched = await self._read(self._read_to)
-        except (BrokerClientError, StorageError) as error:
+        except (errors.BrokerClientError, StorageError) as error:
             if not _may_pass(error):
                 raise
             await self._pause(error)
@@ -379,8 +375,8 @@ class StreamTail:
         self._failures = 0
 
 
-def _may_pass(error: BrokerClientError | StorageError) -> bool:
+def _may_pass(error: errors.BrokerClientError | StorageError) -> bool:
     """Return whether a retry of the same read may succeed."""
     if isinstance(error, StorageError):
         return error.may_pass
-    return isinstance(error, ControllerUnavailableError | ReadDeadlineError)
+    return isinstance(error, errors.ControllerUnavailableError | errors.ReadDeadlineError)

@@ -12,37 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import replace
 from typing import TypeVar
 
-from streammeta.client.arguments import (
-    INT64_MAX,
-    check_callable,
-    check_client,
-    check_int,
-    check_ints,
-    check_items,
-    check_kind,
-    check_seconds,
-    check_store,
-    check_text,
-)
+from streammeta.client import arguments, errors
 from streammeta.client.config import ReaderConfig, ReaderStats
 from streammeta.client.controllers.bucket_check import BucketCheck
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import (
-    OffsetTrimmedError,
-    ReadDeadlineError,
-    ReaderClosedError,
-    RejectedError,
-)
+from streammeta.client.reading import lookups
 from streammeta.client.reading.block_cache import BlockCache, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
 from streammeta.client.reading.bulk_reader import BulkReader
-from streammeta.client.reading.lookups import (
-    Located,
-    Lookups,
-    StreamQuery,
-    check_located,
-    located_of,
-)
 from streammeta.client.reading.metadata_follower import ChangeWait, MetadataFollower, StreamTail
 from streammeta.client.reading.object_source import ObjectSource
 from streammeta.client.reading.range_reader import Fetched, RangeReader
@@ -76,16 +53,18 @@ class StreamReader(ClosedAtExit):
         namespace: str,
         config: ReaderConfig | None = None,
     ) -> None:
-        check_client(client)
-        check_store(store)
-        check_text("namespace", namespace, "the cluster's namespace, `session.namespace`")
+        arguments.check_client(client)
+        arguments.check_store(store)
+        arguments.check_text("namespace", namespace, "the cluster's namespace, `session.namespace`")
         self._config = config = ReaderConfig() if config is None else config
-        check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
+        arguments.check_kind(
+            "config", config, ReaderConfig, "a ReaderConfig, or None for its defaults"
+        )
         self._stats = ReaderStats()
         self._tally = client.tally
         self._bucket = BucketCheck(client, store, namespace)
         self._threads = StoreThreads(store, config.fetch_threads, "fetch")
-        self._lookups = Lookups(client)
+        self._lookups = lookups.Lookups(client)
         self._slices = SliceCache(
             self._lookups, self._stats, config.max_slices, config.max_staleness_s
         )
@@ -154,22 +133,22 @@ class StreamReader(ClosedAtExit):
         self._fetcher.close()
         self._threads.close()
 
-    async def locate(self, queries: Sequence[StreamQuery]) -> list[Located]:
+    async def locate(self, queries: Sequence[lookups.StreamQuery]) -> list[lookups.Located]:
         """Look up many ranges in few calls. The answers are in the order of `queries`.
 
         `Located.error` is the error of a rejected query.
         """
-        asked = check_items("queries", queries, "a sequence of StreamQuery")
+        asked = arguments.check_items("queries", queries, "a sequence of StreamQuery")
         for index, query in enumerate(asked):
-            check_kind(f"queries[{index}]", query, StreamQuery, "a StreamQuery")
+            arguments.check_kind(f"queries[{index}]", query, lookups.StreamQuery, "a StreamQuery")
 
         answers = await self._lookups.ask_many(asked)
-        found: list[Located] = []
+        found: list[lookups.Located] = []
         for query, answer in zip(asked, answers, strict=True):
-            located = located_of(query, answer)
+            located = lookups.located_of(query, answer)
             try:
-                check_located(query, answer)
-            except RejectedError as error:
+                lookups.check_located(query, answer)
+            except errors.RejectedError as error:
                 located = replace(located, error=error)
             found.append(located)
         return found
@@ -192,15 +171,15 @@ class StreamReader(ClosedAtExit):
         `wait_s`.
         """
         _check_read(stream_id, offset, None, max_bytes, "offset")
-        check_int("min_bytes", min_bytes)
-        check_seconds("wait_s", wait_s, may_be_zero=True)
+        arguments.check_int("min_bytes", min_bytes)
+        arguments.check_seconds("wait_s", wait_s, may_be_zero=True)
         if min_bytes > max_bytes:
             raise ValueError(
                 f"fetch of stream {stream_id}: min_bytes is {min_bytes}, expected at most"
                 f" max_bytes, {max_bytes}"
             )
 
-        query = StreamQuery(stream_id, offset)
+        query = lookups.StreamQuery(stream_id, offset)
         fetched = await self._fetch_once(query, max_bytes, deadline_s)
         # The usual read does not wait, and needs no watch.
         if wait_s <= 0 or fetched.payload_bytes >= min_bytes:
@@ -215,7 +194,7 @@ class StreamReader(ClosedAtExit):
                     changes.expect()
                     if not changes.is_at_end(fetched.next_offset):
                         left = max_bytes - fetched.payload_bytes
-                        query = StreamQuery(stream_id, fetched.next_offset)
+                        query = lookups.StreamQuery(stream_id, fetched.next_offset)
                         # Each fetch has the whole deadline, as waiting for data is not part of it.
                         more = await self._fetch_once(query, left, deadline_s)
                         fetched = _join(fetched, more)
@@ -243,7 +222,7 @@ class StreamReader(ClosedAtExit):
         at the stream's end.
         """
         _check_read(stream_id, start, end, max_bytes)
-        query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
+        query = lookups.StreamQuery(stream_id, start, UNLIMITED if end is None else end)
         return (await self._fetch_once(query, max_bytes, deadline_s)).records
 
     async def iterate(
@@ -253,12 +232,12 @@ class StreamReader(ClosedAtExit):
 
         Without `end` it stops at the end of the committed records when the iteration begins.
         """
-        check_int("stream_id", stream_id)
+        arguments.check_int("stream_id", stream_id)
         if start is None or end is None:
             first, last = await self._visible_offsets(stream_id)
             start = first if start is None else start
             end = last if end is None else end
-        at, end = check_int("start", start), check_int("end", end)
+        at, end = arguments.check_int("start", start), arguments.check_int("end", end)
         while at < end:
             records = await self.read(stream_id, at, end)
             if not records:
@@ -279,7 +258,7 @@ class StreamReader(ClosedAtExit):
         _check_read(stream_id, offset, None, max_bytes, "offset")
 
         def read(at: int) -> Awaitable[Fetched]:
-            return self._fetch_once(StreamQuery(stream_id, at), max_bytes, None)
+            return self._fetch_once(lookups.StreamQuery(stream_id, at), max_bytes, None)
 
         return StreamTail(self._watch_changes(stream_id), read, offset, self._note_retry)
 
@@ -292,7 +271,7 @@ class StreamReader(ClosedAtExit):
         neighbouring ids of at most `bulk_bytes`, each object once per group. A larger stream is a
         group alone and is in memory as a whole: use `iterate` for such streams.
         """
-        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        ids = arguments.check_ints("stream_ids", stream_ids, "a sequence of stream ids")
         await self._bucket.require()
         async for stream_records in self._bulk.read(ids):
             yield stream_records
@@ -312,9 +291,11 @@ class StreamReader(ClosedAtExit):
         `OffsetAtTime` for the result if there is none, and `reading.time_lookup` for streams whose
         times do not ascend.
         """
-        check_int("stream_id", stream_id)
-        check_int("timestamp_ms", timestamp_ms, -INT64_MAX)
-        check_callable("timestamp_of", timestamp_of, "a function of a record, its time in ms")
+        arguments.check_int("stream_id", stream_id)
+        arguments.check_int("timestamp_ms", timestamp_ms, -arguments.INT64_MAX)
+        arguments.check_callable(
+            "timestamp_of", timestamp_of, "a function of a record, its time in ms"
+        )
         if bound not in ("lower", "upper"):
             raise ValueError(f"bound is {bound!r}, expected 'lower' or 'upper'")
         return await self._run_bounded(
@@ -326,13 +307,13 @@ class StreamReader(ClosedAtExit):
 
     async def _visible_offsets(self, stream_id: int) -> tuple[int, int]:
         """Return the first visible offset and the end of the committed records."""
-        (located,) = await self.locate([StreamQuery(stream_id, 0, limit=1)])
-        if located.error is not None and not isinstance(located.error, OffsetTrimmedError):
+        (located,) = await self.locate([lookups.StreamQuery(stream_id, 0, limit=1)])
+        if located.error is not None and not isinstance(located.error, errors.OffsetTrimmedError):
             raise located.error
         return located.start_offset, located.end_offset
 
     async def _fetch_once(
-        self, query: StreamQuery, max_bytes: int, deadline_s: float | None
+        self, query: lookups.StreamQuery, max_bytes: int, deadline_s: float | None
     ) -> Fetched:
         return await self._run_bounded(
             lambda: self._ranges.read(query, max_bytes),
@@ -356,9 +337,9 @@ class StreamReader(ClosedAtExit):
     ) -> _ResultT:
         """Await `work()` until the deadline, or until the reader is closed."""
         seconds = self._config.deadline_s if deadline_s is None else deadline_s
-        check_seconds("deadline_s", seconds)
+        arguments.check_seconds("deadline_s", seconds)
         if self._closed:
-            raise ReaderClosedError(stream_id)
+            raise errors.ReaderClosedError(stream_id)
 
         # Kept to tell this deadline from a `TimeoutError` of the work itself.
         expiry = asyncio.timeout(seconds)
@@ -368,23 +349,23 @@ class StreamReader(ClosedAtExit):
                 return await work()
         except TimeoutError:
             if expiry.expired():
-                raise ReadDeadlineError(subject, seconds) from None
+                raise errors.ReadDeadlineError(subject, seconds) from None
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closed and task is not None and not task.cancelling():
                 # `close` cancelled the work that this call waited for, not the caller's task.
-                raise ReaderClosedError(stream_id) from None
+                raise errors.ReaderClosedError(stream_id) from None
             raise
 
 
 def _check_read(
     stream_id: int, start: int, end: int | None, max_bytes: int, first: str = "start"
 ) -> None:
-    check_int("stream_id", stream_id)
-    check_int(first, start)
-    check_int("max_bytes", max_bytes, 1)
-    if end is not None and check_int("end", end) <= start:
+    arguments.check_int("stream_id", stream_id)
+    arguments.check_int(first, start)
+    arguments.check_int("max_bytes", max_bytes, 1)
+    if end is not None and arguments.check_int("end", end) <= start:
         raise ValueError(
             f"read of stream {stream_id}: end is {end}, expected more than start, {start}"
         )

@@ -16,16 +16,10 @@ import numpy as np
 
 from streammeta.client.resources.resources import give_back
 from streammeta.client.writing.record_buffer import UNKNOWN_TIME, ObjectPlan, StreamRun
+from streammeta.storage.object_format import record as record_format
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE, IndexEntry
 from streammeta.storage.object_format.object_writer import encode_trailer
-from streammeta.storage.object_format.record import (
-    BLOCK_HEADER_SIZE,
-    RECORD_HEADER_SIZE,
-    RecordBatch,
-    decode_blocks,
-    encode_block_header,
-)
 
 _OWN_PAGES_FROM = 128 * 1024
 """Objects of at least this size get their own pages, which return to the system at once."""
@@ -56,10 +50,10 @@ class EncodedObject:
         """Bytes of the object."""
         return len(self.data)
 
-    def records_of(self, run: StreamRun) -> list[RecordBatch]:
+    def records_of(self, run: StreamRun) -> list[record_format.RecordBatch]:
         """Decode the records of one of its runs."""
         index = self.runs.index(run)
-        return decode_blocks(self.data[self.starts[index] : self.starts[index + 1]])
+        return record_format.decode_blocks(self.data[self.starts[index] : self.starts[index + 1]])
 
 
 def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
@@ -72,7 +66,7 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
     blocks = [cutter.cut(run) for run in plan.runs]
     # The exact size first: the bytes are written once, into a buffer that never grows.
     lengths = [block.data_length for cuts in blocks for block in cuts]
-    data_size = sum(lengths) + BLOCK_HEADER_SIZE * len(lengths)
+    data_size = sum(lengths) + record_format.BLOCK_HEADER_SIZE * len(lengths)
     entry_count = sum(map(len, blocks))
     data = _allocate(data_size + INDEX_ENTRY_SIZE * entry_count + FOOTER_SIZE)
 
@@ -81,8 +75,10 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
     position = kept_from = 0
     for run, cuts in zip(plan.runs, blocks, strict=True):
         for block, entry in zip(cuts, _entries(run, cuts, position), strict=True):
-            body = position + BLOCK_HEADER_SIZE
-            data[position:body] = encode_block_header(block.records, block.data_length)
+            body = position + record_format.BLOCK_HEADER_SIZE
+            data[position:body] = record_format.encode_block_header(
+                block.records, block.data_length
+            )
             position = body + block.data_length
             _move(run.segments, data[body:position])
             entries.append(entry)
@@ -147,7 +143,7 @@ class _Cutter:
                 self._carried += int(payload[last]) - before
 
             records = last + 1 - first
-            length = int(payload[last]) - before + RECORD_HEADER_SIZE * records
+            length = int(payload[last]) - before + record_format.RECORD_HEADER_SIZE * records
             ends = last + 1 == len(payload)
             # A block ends where the next one starts, so that blocks of a stream are contiguous.
             end_offset = run.end_offset if ends else run.offsets[last + 1]
@@ -159,7 +155,7 @@ class _Cutter:
 def _entries(run: StreamRun, blocks: Sequence[_Block], position: int) -> list[IndexEntry]:
     entries: list[IndexEntry] = []
     for block in blocks:
-        size = BLOCK_HEADER_SIZE + block.data_length
+        size = record_format.BLOCK_HEADER_SIZE + block.data_length
         entries.append(
             IndexEntry(
                 run.stream.stream_id,

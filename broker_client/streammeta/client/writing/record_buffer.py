@@ -15,12 +15,7 @@ from typing import Protocol
 
 from streammeta.client.arguments import INT64_MAX, as_payload, check_int, check_items
 from streammeta.client.errors import StreamFailedError, WriterClosedError
-from streammeta.storage.object_format.record import (
-    RECORD_HEADER_SIZE,
-    RECORD_MAGIC,
-    RecordBatch,
-    pack_record_header,
-)
+from streammeta.storage.object_format import record as record_format
 
 UNKNOWN_TIME = -1
 """Time bound of an object that contains records without a time."""
@@ -101,12 +96,14 @@ class StreamRun:
     @property
     def encoded_bytes(self) -> int:
         """Bytes of all records, headers included."""
-        return self.payload_bytes + RECORD_HEADER_SIZE * len(self.lengths)
+        return self.payload_bytes + record_format.RECORD_HEADER_SIZE * len(self.lengths)
 
     def add(self, payload: bytes, count: int) -> bytes:
         """Append a record of `count` offsets and return its header."""
         stream, base, size = self.stream, self.end_offset, len(payload)
-        header = pack_record_header(RECORD_MAGIC, stream.stream_id, stream.epoch, base, count, size)
+        header = record_format.pack_record_header(
+            record_format.RECORD_MAGIC, stream.stream_id, stream.epoch, base, count, size
+        )
 
         segment = self.segments[-1]
         # Segments bound how much memory is in use twice while the run moves into an object.
@@ -122,7 +119,7 @@ class StreamRun:
         self.end_offset = base + count
         return header
 
-    def require_next(self, record: RecordBatch) -> None:
+    def require_next(self, record: record_format.RecordBatch) -> None:
         """Raise `ValueError` unless `record` starts at the end of the run."""
         if record.base_offset != self.end_offset:
             raise ValueError(

@@ -16,15 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from streammeta.client.errors import (
-    OffsetMismatchError,
-    StreamEpochMismatchError,
-    StreamFailedError,
-    StreamFencedError,
-    StreamNotFoundError,
-    StreamNotOpenedError,
-    WriteAheadLogFullError,
-)
+from streammeta.client import errors
 from streammeta.client.wal.disk.record_log import RecordLog
 from streammeta.client.writing.batch import BatchUpload
 from streammeta.client.writing.record_buffer import StreamRun
@@ -93,7 +85,7 @@ class LoggedAcks:
             else durable.exception()
         )
 
-        if isinstance(error, WriteAheadLogFullError):
+        if isinstance(error, errors.WriteAheadLogFullError):
             # These records are not in the log, so only their commit acknowledges them.
             for run, base_offset, ack in group.waiting:
                 run.add_ack(ack, base_offset)
@@ -112,11 +104,11 @@ class LoggedAcks:
 
 
 _PERMANENT_ERRORS = (
-    OffsetMismatchError,
-    StreamEpochMismatchError,
-    StreamFencedError,
-    StreamNotFoundError,
-    StreamNotOpenedError,
+    errors.OffsetMismatchError,
+    errors.StreamEpochMismatchError,
+    errors.StreamFencedError,
+    errors.StreamNotFoundError,
+    errors.StreamNotOpenedError,
 )
 
 _PATIENCE = Patience(Backoff(0.5, 10.0))
@@ -189,6 +181,6 @@ class LogTrimmer:
 def _is_permanent(error: Exception | None) -> bool:
     """Return whether a run that failed with `error` can never be committed."""
     # The cause decides: the error itself only says that an earlier write failed.
-    if isinstance(error, StreamFailedError):
+    if isinstance(error, errors.StreamFailedError):
         error = error.__cause__ if isinstance(error.__cause__, Exception) else None
     return isinstance(error, _PERMANENT_ERRORS)

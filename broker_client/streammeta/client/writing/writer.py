@@ -13,16 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from streammeta.client.arguments import (
-    INT32_MAX,
-    as_payload,
-    check_int,
-    check_kind,
-    check_offers,
-    check_seconds,
-    check_session,
-    check_store,
-)
+from streammeta.client import arguments
 from streammeta.client.config import (
     ACK_OVERHEAD,
     RECORD_OVERHEAD,
@@ -36,23 +27,10 @@ from streammeta.client.resources.fork_check import check_not_forked
 from streammeta.client.resources.resources import ClosedAtExit, StoreThreads, warn_unclosed
 from streammeta.client.wal.disk.record_log import RecordLog
 from streammeta.client.wal.disk.recovery import RecoveryReport, recover_into
+from streammeta.client.writing import core, record_buffer
 from streammeta.client.writing.admission import check_fits
 from streammeta.client.writing.attached_streams import AttachedStreams
 from streammeta.client.writing.batch import APPEND_SPAN, BatchUpload, Stage
-from streammeta.client.writing.core import (
-    Answer,
-    BatchOpened,
-    BatchSealed,
-    Fenced,
-    Wake,
-    WriterCore,
-)
-from streammeta.client.writing.record_buffer import (
-    NO_TIME,
-    StreamRun,
-    check_payloads,
-    time_bounds,
-)
 from streammeta.client.writing.uploader import Uploader
 from streammeta.client.writing.wal_acks import LoggedAcks, LogTrimmer
 from streammeta.rpc import tracing
@@ -87,12 +65,16 @@ class StreamWriter(ClosedAtExit):
         observer: UploadObserver | None = None,
         log: RecordLog | None = None,
     ) -> None:
-        check_session(session)
-        check_store(store)
+        arguments.check_session(session)
+        arguments.check_store(store)
         self._config = WriterConfig() if config is None else config
-        check_kind("config", self._config, WriterConfig, "a WriterConfig, or None for its defaults")
+        arguments.check_kind(
+            "config", self._config, WriterConfig, "a WriterConfig, or None for its defaults"
+        )
         if log is not None:
-            check_offers("log", log, "trim", "an open log (await WriteAheadLog.open(...))")
+            arguments.check_offers(
+                "log", log, "trim", "an open log (await WriteAheadLog.open(...))"
+            )
         self._config.check_log(log)
         self._session = session
         self._tally = session.client.tally
@@ -112,7 +94,7 @@ class StreamWriter(ClosedAtExit):
         self._logged = None if log is None else LoggedAcks(log, self._release, self._reject_appends)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams = AttachedStreams()
-        self._core = WriterCore(self._config, self._streams, is_logged=log is not None)
+        self._core = core.WriterCore(self._config, self._streams, is_logged=log is not None)
         self._linger_timer: asyncio.TimerHandle | None = None
         self._open_span = tracing.NOT_TRACED
         self._tasks: dict[BatchUpload, asyncio.Task[None]] = {}
@@ -214,15 +196,15 @@ class StreamWriter(ClosedAtExit):
         check_not_forked("append")
         stream = self._core.accepting(stream_id)
         # Type checks before calls: this method runs once a record, and the fast path is plain.
-        if type(count) is not int or not 1 <= count <= INT32_MAX:
-            count = check_int("count", count, 1, INT32_MAX)
+        if type(count) is not int or not 1 <= count <= arguments.INT32_MAX:
+            count = arguments.check_int("count", count, 1, arguments.INT32_MAX)
         if timestamp_ms is None and max_timestamp_ms is None:
-            times = NO_TIME
+            times = record_buffer.NO_TIME
         else:
-            times = time_bounds(timestamp_ms, max_timestamp_ms)
+            times = record_buffer.time_bounds(timestamp_ms, max_timestamp_ms)
 
         if type(payload) is not bytes:
-            payload = as_payload("payload", payload)
+            payload = arguments.as_payload("payload", payload)
         size = len(payload)
         cost = size + RECORD_OVERHEAD + ACK_OVERHEAD
 
@@ -233,7 +215,7 @@ class StreamWriter(ClosedAtExit):
         if run is None:
             run = await self._wait_for_space(stream_id, count, cost, size)
         # Most streams have no times, and a run without any needs no update.
-        if times is not NO_TIME or run.min_timestamp_ms >= 0:
+        if times is not record_buffer.NO_TIME or run.min_timestamp_ms >= 0:
             run.cover(times)
         base_offset = run.end_offset
         header = run.add(payload, count)
@@ -255,8 +237,8 @@ class StreamWriter(ClosedAtExit):
         """
         check_not_forked("append")
         stream = self._core.accepting(stream_id)
-        times = time_bounds(timestamp_ms, max_timestamp_ms)
-        payloads = check_payloads(payloads)
+        times = record_buffer.time_bounds(timestamp_ms, max_timestamp_ms)
+        payloads = record_buffer.check_payloads(payloads)
         size = sum(map(len, payloads)) + RECORD_HEADER_SIZE * len(payloads)
         cost = size + (RECORD_OVERHEAD - RECORD_HEADER_SIZE) * len(payloads) + ACK_OVERHEAD
 
@@ -327,7 +309,7 @@ class StreamWriter(ClosedAtExit):
         `close_deadline_s`, fail with `WriterClosedError`. A write-ahead log keeps them.
         """
         if deadline_s is not None:
-            check_seconds("deadline_s", deadline_s, may_be_zero=True)
+            arguments.check_seconds("deadline_s", deadline_s, may_be_zero=True)
         limit_s = self._config.close_deadline_s if deadline_s is None else deadline_s
         self._core.close()
 
@@ -377,7 +359,7 @@ class StreamWriter(ClosedAtExit):
 
     async def _wait_for_space(
         self, stream_id: int, offsets: int, cost: int, size: int
-    ) -> StreamRun:
+    ) -> record_buffer.StreamRun:
         """Wait, in order, until an append fits. Return its run."""
         check_fits(stream_id, cost, size, self._config, self._log)
         space = asyncio.Event()
@@ -400,7 +382,7 @@ class StreamWriter(ClosedAtExit):
 
     def _account(
         self,
-        run: StreamRun,
+        run: record_buffer.StreamRun,
         base_offset: int,
         cost: int,
         size: int,
@@ -435,7 +417,7 @@ class StreamWriter(ClosedAtExit):
         cost = len(record.payload) + RECORD_OVERHEAD + ACK_OVERHEAD
         run = await self._wait_for_space(record.stream_id, record.count, cost, 0)
         run.require_next(record)
-        run.cover(NO_TIME)
+        run.cover(record_buffer.NO_TIME)
         run.add(record.payload, record.count)
         return self._account(run, record.base_offset, cost, record.encoded_size, ())
 
@@ -447,16 +429,16 @@ class StreamWriter(ClosedAtExit):
         for effect in effects:
             # Patterns with attributes would cost as much as the effects of a small batch.
             match effect:
-                case Wake():
+                case core.Wake():
                     effect.waiter.set()
-                case Answer():
+                case core.Answer():
                     for run in effect.runs:
                         run.answer()
-                case BatchOpened():
+                case core.BatchOpened():
                     self._open_batch()
-                case BatchSealed():
+                case core.BatchSealed():
                     self._start_batch(effect.batch)
-                case Fenced():
+                case core.Fenced():
                     _log.error("node fenced, start a new process for it: %s", effect.error)
                     self._fencing.set()
 

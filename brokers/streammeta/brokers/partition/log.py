@@ -15,27 +15,9 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from streammeta.brokers.partition import errors, meta_map, record_batch
 from streammeta.brokers.partition import segments as rules
-from streammeta.brokers.partition.errors import (
-    InvalidTimestampError,
-    OffsetOutOfRangeError,
-    PartitionClosedError,
-    PartitionFailedError,
-)
-from streammeta.brokers.partition.meta_map import (
-    LEADER_EPOCHS,
-    LOG,
-    PARTITION,
-    PRODUCER_SNAPSHOTS,
-    PartitionState,
-    encode_snapshots,
-)
 from streammeta.brokers.partition.meta_stream import MetaStream
-from streammeta.brokers.partition.record_batch import (
-    MAX_BATCH_BYTES,
-    check_produced,
-    rebased,
-)
 from streammeta.brokers.partition.state import LogState
 from streammeta.brokers.partition.streams import Streams
 from streammeta.brokers.partition.tail_cache import TAIL_BYTES, TailCache
@@ -55,7 +37,7 @@ _log = logging.getLogger(__name__)
 class LogConfig:
     """Limits of a log in bytes. `timestamp_after_max_ms` bounds records in the future."""
 
-    max_batch_bytes: int = MAX_BATCH_BYTES
+    max_batch_bytes: int = record_batch.MAX_BATCH_BYTES
     segment: rules.SegmentLimits = field(default_factory=rules.SegmentLimits)
     retention: rules.Retention = field(default_factory=rules.Retention)
     checkpoint_bytes: int = CHECKPOINT_BYTES
@@ -144,7 +126,7 @@ class PartitionLog:
         `PartitionClosedError`. The returned future raises `PartitionFailedError` if it is unknown
         whether the batch is in the log.
         """
-        batch = check_produced(payload, self.config.max_batch_bytes)
+        batch = record_batch.check_produced(payload, self.config.max_batch_bytes)
         async with self._appending:
             self._require_writable()
             producers = self._state.producers
@@ -161,7 +143,7 @@ class PartitionLog:
         latest_ms = self._latest_ms(self.config.timestamp_after_max_ms)
         newest_ms = max(batch.base_timestamp, batch.max_timestamp)
         if newest_ms > latest_ms:
-            raise InvalidTimestampError(
+            raise errors.InvalidTimestampError(
                 f"the batch has records of {newest_ms} ms since 1970, expected at most"
                 f" {latest_ms}: the current time plus message.timestamp.after.max.ms"
             )
@@ -180,7 +162,7 @@ class PartitionLog:
         if rules.must_roll(active, batch.size, last, now, self.config.segment):
             await self._roll(base)
 
-        data = rebased(batch.data, base, self.epoch)
+        data = record_batch.rebased(batch.data, base, self.epoch)
         timestamp = batch.max_timestamp if batch.max_timestamp >= 0 else None
         future = await writer.append(
             state.log_id, data, batch.last_offset_delta + 1, timestamp_ms=timestamp
@@ -225,21 +207,23 @@ class PartitionLog:
 
     def _fail(self, error: BaseException | None) -> None:
         if self.failure is None:
-            self.failure = PartitionFailedError(
+            self.failure = errors.PartitionFailedError(
                 f"an append failed, open the log again with a larger epoch: {error}"
             )
             self.failure.__cause__ = error
             _log.warning("partition log %d failed: %s", self._state.log_id, error)
             self._notify_watchers()
 
-    def _failure_copy(self) -> PartitionFailedError:
-        return PartitionFailedError(str(self.failure))
+    def _failure_copy(self) -> errors.PartitionFailedError:
+        return errors.PartitionFailedError(str(self.failure))
 
     def _require_writable(self) -> None:
         if self.failure is not None:
             raise self._failure_copy()
         if self._is_closed:
-            raise PartitionClosedError("the log is closed. Ask the partition's current leader")
+            raise errors.PartitionClosedError(
+                "the log is closed. Ask the partition's current leader"
+            )
 
     # -- checkpoints and segments
 
@@ -272,14 +256,14 @@ class PartitionLog:
         state.producers.expire(self._now_ms())
         self._since_checkpoint = 0
         end = state.end_offset
-        partition = PartitionState(state.start_offset, 0, end, is_clean)
+        partition = meta_map.PartitionState(state.start_offset, 0, end, is_clean)
         streams = {"log": state.log_id, "tim": state.time_id, "txn": -1}
         written = await self._meta.put(
             {
-                LOG: rules.encode_log(streams, state.segments),
-                PRODUCER_SNAPSHOTS: encode_snapshots(self._snapshots_with(end)),
-                LEADER_EPOCHS: state.epochs.encode(),
-                PARTITION: partition.encode(),
+                meta_map.LOG: rules.encode_log(streams, state.segments),
+                meta_map.PRODUCER_SNAPSHOTS: meta_map.encode_snapshots(self._snapshots_with(end)),
+                meta_map.LEADER_EPOCHS: state.epochs.encode(),
+                meta_map.PARTITION: partition.encode(),
             }
         )
         _ignore(written)
@@ -312,7 +296,7 @@ class PartitionLog:
         The first may begin before `offset`. Raises `OffsetOutOfRangeError`.
         """
         if not self.start_offset <= offset <= self.high_watermark:
-            raise OffsetOutOfRangeError(
+            raise errors.OffsetOutOfRangeError(
                 f"offset {offset} is not in {self.start_offset}..{self.high_watermark}"
             )
         # The next offset is valid but has no record yet.
@@ -369,7 +353,7 @@ class PartitionLog:
         async with self._appending:
             self._require_writable()
             if new_start > self.high_watermark:
-                raise OffsetOutOfRangeError(
+                raise errors.OffsetOutOfRangeError(
                     f"records below {new_start} can't be deleted: the log ends at"
                     f" {self.high_watermark}"
                 )

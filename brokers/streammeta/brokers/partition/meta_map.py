@@ -13,12 +13,7 @@ from dataclasses import dataclass
 
 from streammeta.brokers.partition.errors import DamagedPartitionError
 from streammeta.storage.errors import PayloadError
-from streammeta.storage.inspection.meta_stream import (
-    META_MAGIC,
-    SNAPSHOTS_MAGIC,
-    MetaEntry,
-    decode_meta_entry,
-)
+from streammeta.storage.inspection import meta_stream
 
 PARTITION = "PARTITION"
 LOG = "LOG"
@@ -35,7 +30,7 @@ _SNAPSHOT = struct.Struct(">qi")
 def encode_entry(key: str, value: bytes) -> bytes:
     """Return the payload of a record."""
     name = key.encode()
-    return _FRAME.pack(META_MAGIC, len(name)) + name + value
+    return _FRAME.pack(meta_stream.META_MAGIC, len(name)) + name + value
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +56,21 @@ class PartitionState:
 def encode_snapshots(snapshots: Mapping[int, bytes]) -> bytes:
     """Return the value PRODUCER_SNAPSHOTS of snapshots, each keyed by its next offset."""
     rows = [_SNAPSHOT.pack(at, len(raw)) + raw for at, raw in sorted(snapshots.items())]
-    return bytes([SNAPSHOTS_MAGIC]) + b"".join(rows)
+    return bytes([meta_stream.SNAPSHOTS_MAGIC]) + b"".join(rows)
 
 
 class MetaMap:
     """Newest record of each key with its offset, and the number of all records."""
 
     def __init__(self) -> None:
-        self.live: dict[str, tuple[int, MetaEntry]] = {}
+        self.live: dict[str, tuple[int, meta_stream.MetaEntry]] = {}
         self.start_offset = 0
         self.end_offset = 0
 
     def apply(self, offset: int, payload: bytes) -> None:
         """Apply the record at `offset`. Raises `DamagedPartitionError` if it is unreadable."""
         try:
-            entry = decode_meta_entry(payload)
+            entry = meta_stream.decode_meta_entry(payload)
         except PayloadError as error:
             raise DamagedPartitionError(
                 f"record {offset} of a MetaStream is unreadable: {error}. Keep its object,"
@@ -84,7 +79,7 @@ class MetaMap:
         self.live[entry.key] = (offset, entry)
         self.end_offset = max(self.end_offset, offset + 1)
 
-    def entry(self, key: str) -> MetaEntry | None:
+    def entry(self, key: str) -> meta_stream.MetaEntry | None:
         """Return the newest record of a key."""
         found = self.live.get(key)
         return None if found is None else found[1]

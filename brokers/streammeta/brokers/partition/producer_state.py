@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from streammeta.brokers.partition.errors import (
-    InvalidProducerEpochError,
-    OutOfOrderSequenceError,
-)
+from streammeta.brokers.partition import errors
 from streammeta.storage.inspection.kafka_batch import KafkaBatch
 from streammeta.storage.inspection.meta_stream import SNAPSHOT_VERSION, ProducerState
 
@@ -100,13 +97,13 @@ class ProducerStates:
         if known is None:
             return
         if epoch < known.epoch:
-            raise InvalidProducerEpochError(
+            raise errors.InvalidProducerEpochError(
                 f"producer {producer_id} has epoch {epoch}, expected at least {known.epoch}"
             )
         # A new epoch restarts its sequences.
         wanted = 0 if epoch > known.epoch else sequence_after(known.batches[-1].last_sequence)
         if first_sequence != wanted:
-            raise OutOfOrderSequenceError(
+            raise errors.OutOfOrderSequenceError(
                 f"producer {producer_id} continues with sequence {first_sequence}, expected"
                 f" {wanted}"
             )

@@ -14,15 +14,7 @@ from dataclasses import dataclass, field
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, Blobs, NoSuchBlobError
 from streammeta.brokers.pulsar.blobs.range_stream import RangeStream, ReadAhead
-from streammeta.brokers.pulsar.formats.blocks import (
-    ENTRY_HEADER_SIZE,
-    HEADER_SIZE,
-    BlockHeader,
-    Entry,
-    decode_entry_header,
-    entry_length,
-    find_entry,
-)
+from streammeta.brokers.pulsar.formats import blocks as block_format
 from streammeta.brokers.pulsar.formats.entry_places import EntryPlaces
 from streammeta.brokers.pulsar.formats.index_block import IndexEntry, LedgerIndex
 from streammeta.brokers.pulsar.formats.object_names import is_known_version
@@ -75,7 +67,7 @@ class DataObject:
     _places: EntryPlaces = field(default_factory=EntryPlaces)
     _ahead: ReadAhead = field(default_factory=ReadAhead)
 
-    async def entries(self, index: LedgerIndex, first: int, last: int) -> list[Entry]:
+    async def entries(self, index: LedgerIndex, first: int, last: int) -> list[block_format.Entry]:
         """Return entries of a ledger, both ends included. A missing entry ends the read.
 
         Raises:
@@ -107,8 +99,8 @@ class DataObject:
     def _stream(self, position: int) -> RangeStream:
         return RangeStream(self._read, self.size, self.buffer_size, position, self._ahead)
 
-    async def _walk(self, index: LedgerIndex, first: int, last: int) -> list[Entry]:
-        block, found = index.find(first), list[Entry]()
+    async def _walk(self, index: LedgerIndex, first: int, last: int) -> list[block_format.Entry]:
+        block, found = index.find(first), list[block_format.Entry]()
 
         known = self._places.find(first, block.first_entry)
         if known is not None:
@@ -127,7 +119,7 @@ class DataObject:
             if wanted < first:
                 stream.seek_forward(stream.position + length)
             else:
-                found.append(Entry(wanted, await stream.read(length)))
+                found.append(block_format.Entry(wanted, await stream.read(length)))
 
         # A sequential reader continues here without walking the block again.
         if last < index.last_entry and index.find(last + 1) == block:
@@ -143,7 +135,7 @@ class DataObject:
         stream.seek_forward(block.offset)
         wanted = f"the block of entry {block.first_entry}"
         try:
-            header = BlockHeader.decode(await stream.read(HEADER_SIZE))
+            header = block_format.BlockHeader.decode(await stream.read(block_format.HEADER_SIZE))
         except (EOFError, PayloadError) as error:
             raise PayloadError(block.offset, "block header", error, wanted) from error
 
@@ -159,15 +151,15 @@ class DataObject:
     async def _entry_length(self, stream: RangeStream, wanted: int, end: int) -> int:
         """Move to the data of an entry in a block. Return the length of the data."""
         at, room = stream.position, end - stream.position
-        head = await stream.peek(min(2 * ENTRY_HEADER_SIZE, max(0, room)))
+        head = await stream.peek(min(2 * block_format.ENTRY_HEADER_SIZE, max(0, room)))
         # Two heads: the second one confirms an entry without data.
-        length = entry_length(head, wanted, room)
+        length = block_format.entry_length(head, wanted, room)
         if length is None:
             # Searched without moving, because the entry may not be found.
             window = await self._read(at, min(room, SEARCHED_BYTES)) if head else b""
-            found = find_entry(window, wanted, room)
+            found = block_format.find_entry(window, wanted, room)
             if found is None:
-                _, entry_id = decode_entry_header(head)
+                _, entry_id = block_format.decode_entry_header(head)
                 raise PayloadError(at, "entry", "padding" if entry_id < 0 else entry_id, wanted)
             skipped, length = found
             _log.warning(
@@ -183,5 +175,5 @@ class DataObject:
 
         # The place of the head, not of the data: a read from here validates it again.
         self._places.note(wanted, stream.position, end)
-        stream.seek_forward(stream.position + ENTRY_HEADER_SIZE)
+        stream.seek_forward(stream.position + block_format.ENTRY_HEADER_SIZE)
         return length

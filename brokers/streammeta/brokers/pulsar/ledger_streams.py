@@ -14,20 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from streammeta.brokers.pulsar import offloader
+from streammeta.brokers.pulsar.formats import read_errors
 from streammeta.brokers.pulsar.formats.blocks import Entry
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.formats.object_names import data_name, ledger_id_of, uuid_of
-from streammeta.brokers.pulsar.formats.read_errors import (
-    IncorrectParameterError,
-    NoSuchLedgerError,
-    OffloadReadHandleClosedError,
-)
-from streammeta.brokers.pulsar.offloader import (
-    LedgerSource,
-    NotAppendableError,
-    check_offloadable,
-    read_entries,
-)
 from streammeta.client import StreamClient
 from streammeta.client.errors import BrokerClientError, StreamNotFoundError
 from streammeta.storage.parsing import parse_json
@@ -66,7 +57,9 @@ class LedgerStreams:
         self._strays: dict[tuple[int, str], list[int]] = {}
         self.is_appendable = is_appendable
 
-    async def offload(self, ledger: LedgerSource, uuid: str, extra: Mapping[str, str]) -> None:
+    async def offload(
+        self, ledger: offloader.LedgerSource, uuid: str, extra: Mapping[str, str]
+    ) -> None:
         """Copy a closed ledger to a stream under a new uuid.
 
         Raises:
@@ -75,10 +68,10 @@ class LedgerStreams:
             BrokerClientError: the copy is not whole. It is deleted, unless that fails too.
         """
         if not self.is_appendable:
-            raise NotAppendableError
+            raise offloader.NotAppendableError
 
         # Checked before the stream exists, so that a rejected ledger leaves no stream.
-        check_offloadable(ledger)
+        offloader.check_offloadable(ledger)
         name = data_name(uuid, ledger.ledger_id)
         # A crash before the key is put leaves a stream that only its tags identify.
         tags = {MANAGED_LEDGER_TAG: self._managed_ledger, COPY_TAG: name}
@@ -100,7 +93,7 @@ class LedgerStreams:
                 await self.delete(ledger.ledger_id, uuid)
             raise
 
-    async def _fill(self, ledger: LedgerSource, stream_id: int) -> None:
+    async def _fill(self, ledger: offloader.LedgerSource, stream_id: int) -> None:
         """Append all entries, and close the stream once they are committed."""
         (await self._client.open_streams({stream_id: 0})).require_all()
         writer, last = self._client.writer, ledger.metadata.last_entry
@@ -108,7 +101,7 @@ class LedgerStreams:
         first = 0
 
         while first <= last:
-            entries = await read_entries(ledger, first)
+            entries = await offloader.read_entries(ledger, first)
             # The futures are awaited at the end, so that many batches are in flight.
             appended.append(await writer.append_many(stream_id, [entry.data for entry in entries]))
             first += len(entries)
@@ -125,7 +118,7 @@ class LedgerStreams:
         # A key without metadata belongs to an offload in progress, or to one that failed.
         found = await self._find(data_name(uuid, ledger_id))
         if found is None or found.metadata is None:
-            raise NoSuchLedgerError(f"ledger {ledger_id} has no whole copy {uuid}")
+            raise read_errors.NoSuchLedgerError(f"ledger {ledger_id} has no whole copy {uuid}")
         return StreamLedger(self._client, found.stream_id, found.metadata, found.extra)
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
@@ -237,12 +230,12 @@ class StreamLedger:
                 returned.
         """
         if self.is_closed:
-            raise OffloadReadHandleClosedError(
+            raise read_errors.OffloadReadHandleClosedError(
                 f"stream {self._stream_id} is closed. Open its ledger again"
             )
 
         if not 0 <= first <= last <= self.metadata.last_entry:
-            raise IncorrectParameterError(
+            raise read_errors.IncorrectParameterError(
                 f"entries are {first}..{last}, expected some of 0..{self.metadata.last_entry}"
             )
 
@@ -252,7 +245,7 @@ class StreamLedger:
             try:
                 records = await self._client.read(self._stream_id, at, last + 1, _READ_BYTES)
             except StreamNotFoundError as error:
-                raise NoSuchLedgerError(str(error)) from error
+                raise read_errors.NoSuchLedgerError(str(error)) from error
             found += [Entry(record.base_offset, bytes(record.payload)) for record in records]
             # A read returns at most `_READ_BYTES`, so it may end before `last`.
             at = found[-1].entry_id + 1

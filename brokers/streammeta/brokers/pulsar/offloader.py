@@ -13,15 +13,7 @@ from typing import Protocol
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, Blobs, NoSuchBlobError
 from streammeta.brokers.pulsar.blobs.range_stream import DEFAULT_BUFFER_SIZE
 from streammeta.brokers.pulsar.block_reader import DataObject, read_index, whole_index
-from streammeta.brokers.pulsar.formats.blocks import (
-    DEFAULT_MAX_BLOCK_SIZE,
-    ENTRY_HEADER_SIZE,
-    HEADER_SIZE,
-    Entry,
-    EntryTooLargeError,
-    block_size,
-    encode_block,
-)
+from streammeta.brokers.pulsar.formats import blocks as block_format
 from streammeta.brokers.pulsar.formats.index_block import IndexBlock, LedgerIndex, place_blocks
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.formats.object_names import (
@@ -66,12 +58,12 @@ class LedgerSource(Protocol):
         """Whether the ledger is closed for appends."""
         ...
 
-    async def read(self, first: int, last: int) -> Sequence[Entry]:
+    async def read(self, first: int, last: int) -> Sequence[block_format.Entry]:
         """Return entries, both ends included."""
         ...
 
 
-async def read_entries(ledger: LedgerSource, first: int) -> Sequence[Entry]:
+async def read_entries(ledger: LedgerSource, first: int) -> Sequence[block_format.Entry]:
     """Return entries of a ledger from `first` on, at most `READ_ENTRIES`.
 
     A copy with other entries than its ledger would replace it once the source is deleted.
@@ -107,7 +99,7 @@ class Offloader:
     def __init__(
         self,
         blobs: Blobs,
-        max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
+        max_block_size: int = block_format.DEFAULT_MAX_BLOCK_SIZE,
         buffer_size: int = DEFAULT_BUFFER_SIZE,
         *,
         is_appendable: bool = True,
@@ -147,15 +139,15 @@ class Offloader:
 
         blocks: list[tuple[int, int, int]] = []
         last, left = ledger.metadata.last_entry, ledger.metadata.length
-        first, waiting = 0, list[Entry]()
+        first, waiting = 0, list[block_format.Entry]()
         try:
             while first <= last:
-                size = block_size(self._max_block_size, last - first + 1, left)
+                size = block_format.block_size(self._max_block_size, last - first + 1, left)
                 await self._gather(ledger, waiting, first, size)
-                block = encode_block(waiting, size, first)
+                block = block_format.encode_block(waiting, size, first)
                 # Without an entry the loop would never end.
                 if not block.entries:
-                    raise EntryTooLargeError(first, len(waiting[0].data), size)
+                    raise block_format.EntryTooLargeError(first, len(waiting[0].data), size)
                 number = len(blocks) + 1
                 await upload.part(number, block.data)
                 blocks.append((first, number, size))
@@ -168,22 +160,24 @@ class Offloader:
             await upload.abort()
             raise
 
-        entries = place_blocks(blocks, HEADER_SIZE)
+        entries = place_blocks(blocks, block_format.HEADER_SIZE)
         size = sum(size for _, _, size in blocks)
-        return IndexBlock(ledger.metadata, size, HEADER_SIZE, LedgerIndex(entries, last))
+        return IndexBlock(
+            ledger.metadata, size, block_format.HEADER_SIZE, LedgerIndex(entries, last)
+        )
 
     async def _gather(
-        self, ledger: LedgerSource, waiting: list[Entry], first: int, size: int
+        self, ledger: LedgerSource, waiting: list[block_format.Entry], first: int, size: int
     ) -> None:
         """Read entries until they fill a block or the ledger ends."""
         last = ledger.metadata.last_entry
         # Entry headers take room in the block too.
-        held = sum(ENTRY_HEADER_SIZE + len(entry.data) for entry in waiting)
+        held = sum(block_format.ENTRY_HEADER_SIZE + len(entry.data) for entry in waiting)
         following = first + len(waiting)
         while following <= last and held < size:
             read = await read_entries(ledger, following)
             waiting += read
-            held += sum(ENTRY_HEADER_SIZE + len(entry.data) for entry in read)
+            held += sum(block_format.ENTRY_HEADER_SIZE + len(entry.data) for entry in read)
             following += len(read)
 
     async def open(self, ledger_id: int, uuid: str) -> OffloadedLedger:
@@ -239,7 +233,7 @@ class OffloadedLedger:
         """Metadata of the ledger as it was offloaded."""
         return self._block.metadata
 
-    async def read(self, first: int, last: int) -> list[Entry]:
+    async def read(self, first: int, last: int) -> list[block_format.Entry]:
         """Return entries, both ends included.
 
         Raises:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, Blobs, BlobUpload
+from streammeta.brokers.pulsar.formats import index_block
 from streammeta.brokers.pulsar.formats.blocks import (
     ENTRY_HEADER_SIZE,
     HEADER_SIZE,
@@ -22,11 +23,6 @@ from streammeta.brokers.pulsar.formats.blocks import (
     PADDING,
     Entry,
     encode_block,
-)
-from streammeta.brokers.pulsar.formats.index_block import (
-    IndexEntry,
-    LedgerIndex,
-    StreamingIndexBlock,
 )
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.formats.object_names import object_metadata, segment_names
@@ -235,10 +231,10 @@ class StreamingSegment:
             # An open ledger: only its offloaded entries are known.
             if not info.entries:
                 info = replace(info, entries=end + 1)
-            places = tuple(IndexEntry(*block) for block in blocks)
-            ledgers[ledger_id] = (info, LedgerIndex(places, end))
+            places = tuple(index_block.IndexEntry(*block) for block in blocks)
+            ledgers[ledger_id] = (info, index_block.LedgerIndex(places, end))
 
-        index = StreamingIndexBlock(self._size, HEADER_SIZE, ledgers)
+        index = index_block.StreamingIndexBlock(self._size, HEADER_SIZE, ledgers)
         metadata = object_metadata("index", self._extra)
         # The index comes last: it must not name bytes that do not exist.
         await self._blobs.put(self._index_name, index.encode(), metadata)

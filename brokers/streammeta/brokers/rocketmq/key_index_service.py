@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from streammeta.brokers.rocketmq.formats.key_index import (
-    ALL_TIMES,
-    HEADER_SIZE,
-    IndexHeader,
-    IndexItem,
-    LocalIndex,
-    PutResult,
-    TimeRange,
-    query_compacted,
-)
+from streammeta.brokers.rocketmq.formats import key_index
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.segments.file_segment import FileSegment, SegmentReadError
 from streammeta.brokers.rocketmq.segments.storage import SegmentStore
@@ -87,7 +78,7 @@ class _IndexFile:
     begin_ms: int
     status: IndexStatus
     end_ms: int
-    local: LocalIndex | None = None
+    local: key_index.LocalIndex | None = None
     segment: FileSegment | None = None
 
     @property
@@ -133,13 +124,15 @@ class KeyIndexService:
             segment = service._segment(begin)
             size = await segment.storage.size() or 0
             segment.commit_position = segment.append_position = size
-            header = IndexHeader.decode(await segment.read(0, HEADER_SIZE))
+            header = key_index.IndexHeader.decode(await segment.read(0, key_index.HEADER_SIZE))
             service._files[begin] = _IndexFile(
                 begin, IndexStatus.UPLOAD, header.end_ms, segment=segment
             )
 
         for begin, data in (await shelf.load()).items():
-            local = LocalIndex.decode(data, service._sizes.slots, service._sizes.max_items)
+            local = key_index.LocalIndex.decode(
+                data, service._sizes.slots, service._sizes.max_items
+            )
             service._files.setdefault(
                 begin, _IndexFile(begin, IndexStatus.SEALED, local.end_ms, local)
             )
@@ -153,7 +146,7 @@ class KeyIndexService:
     def _open_file(self) -> _IndexFile:
         # Begins identify files, so two files of one millisecond need different ones.
         begin = max(self._now_ms(), max(self._files, default=-1) + 1)
-        local = LocalIndex(begin, self._sizes.slots, self._sizes.max_items)
+        local = key_index.LocalIndex(begin, self._sizes.slots, self._sizes.max_items)
         self._files[begin] = _IndexFile(begin, IndexStatus.UNSEALED, 0, local)
         return self._files[begin]
 
@@ -176,7 +169,7 @@ class KeyIndexService:
         offset: int,
         size: int,
         timestamp_ms: int,
-    ) -> PutResult:
+    ) -> key_index.PutResult:
         """Index a message in the newest file, or in a new one if that is full.
 
         Returns FILE_FULL if no file has room for so many keys.
@@ -186,22 +179,22 @@ class KeyIndexService:
         for _ in range(_PUT_ATTEMPTS):
             assert current.local is not None
             result = current.local.put(topic, topic_id, queue_id, keys, offset, size, timestamp_ms)
-            if result is not PutResult.FILE_FULL or not current.local.item_count:
+            if result is not key_index.PutResult.FILE_FULL or not current.local.item_count:
                 return result
 
             current.status = IndexStatus.SEALED
             current = self._open_file()
-        return PutResult.FILE_FULL
+        return key_index.PutResult.FILE_FULL
 
     async def query(
-        self, topic: str, key: str, max_items: int, times: TimeRange = ALL_TIMES
-    ) -> list[IndexItem]:
+        self, topic: str, key: str, max_items: int, times: key_index.TimeRange = key_index.ALL_TIMES
+    ) -> list[key_index.IndexItem]:
         """Return items of a key from all files that may contain messages of these times.
 
         Files are queried newest first. A message in two files, because it was dispatched twice
         around a crash, is returned once.
         """
-        found: dict[tuple[int, int, int], IndexItem] = {}
+        found: dict[tuple[int, int, int], key_index.IndexItem] = {}
         for begin in reversed(self.begins_ms):
             file = self._files.get(begin)
             # A file contains only messages between its begin and its last time.
@@ -221,12 +214,12 @@ class KeyIndexService:
         return list(found.values())[:max_items]
 
     async def _query_file(
-        self, file: _IndexFile, topic: str, key: str, max_items: int, times: TimeRange
-    ) -> list[IndexItem]:
+        self, file: _IndexFile, topic: str, key: str, max_items: int, times: key_index.TimeRange
+    ) -> list[key_index.IndexItem]:
         if file.local is not None:
             return file.local.query(topic, key, max_items, times)
         assert file.segment is not None
-        return await query_compacted(
+        return await key_index.query_compacted(
             file.segment.read, self._sizes.slots, topic, key, max_items, file.begin_ms, times
         )
 
@@ -239,7 +232,7 @@ class KeyIndexService:
                     return await self._upload(file, file.local)
         return False
 
-    async def _upload(self, file: _IndexFile, local: LocalIndex) -> bool:
+    async def _upload(self, file: _IndexFile, local: key_index.LocalIndex) -> bool:
         """Replace a local file with its compacted form: uploaded, noted, and only then removed."""
         segment = self._segment(file.begin_ms)
         # A failed upload may have left bytes, which would precede the new ones.

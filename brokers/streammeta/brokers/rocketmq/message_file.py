@@ -9,18 +9,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from streammeta.brokers.rocketmq.formats import message as message_format
 from streammeta.brokers.rocketmq.formats.consume_queue import (
     ITEM_SIZE,
     ConsumeQueueItem,
     decode_items,
     encode_item,
     split_messages,
-)
-from streammeta.brokers.rocketmq.formats.message import (
-    MIN_MESSAGE_SIZE,
-    PHYSICAL_OFFSET_AT,
-    queue_offset_of,
-    store_timestamp_of,
 )
 from streammeta.brokers.rocketmq.formats.metadata import Queue, QueueMetadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
@@ -68,7 +63,7 @@ class StoredMessage:
 class CommitLogFile(FlatFile):
     """Flat file of messages. A message larger than a segment gets a separate segment."""
 
-    smallest_append = MIN_MESSAGE_SIZE
+    smallest_append = message_format.MIN_MESSAGE_SIZE
     takes_larger = True
     _first_queue_offset: tuple[FileSegment, int] | None = None
 
@@ -88,13 +83,13 @@ class CommitLogFile(FlatFile):
         """
         for segment in self.segments:
             # An empty segment has no message whose offset can be read.
-            if segment.commit_position < PHYSICAL_OFFSET_AT:
+            if segment.commit_position < message_format.PHYSICAL_OFFSET_AT:
                 continue
             known = self._first_queue_offset
             # Cached by segment: every read of a queue needs this offset.
             if known is None or known[0] is not segment:
-                head = await segment.read(0, PHYSICAL_OFFSET_AT)
-                known = self._first_queue_offset = (segment, queue_offset_of(head))
+                head = await segment.read(0, message_format.PHYSICAL_OFFSET_AT)
+                known = self._first_queue_offset = (segment, message_format.queue_offset_of(head))
             return known[1]
 
         return MISSING
@@ -194,7 +189,7 @@ class MessageFile:
 
     async def append_commit_log(self, message: bytes) -> AppendResult:
         """Append a message without an item."""
-        return await self.commit_log.append(message, store_timestamp_of(message))
+        return await self.commit_log.append(message, message_format.store_timestamp_of(message))
 
     async def append_consume_queue(self, item: ConsumeQueueItem, timestamp_ms: int) -> AppendResult:
         """Append an item. Its message must have been appended."""
@@ -217,7 +212,7 @@ class MessageFile:
         # The item points at the message, which ends at the end of the log.
         offset = self.commit_log.append_offset - len(message)
         item = ConsumeQueueItem(offset, len(message), tags_code)
-        return await self.append_consume_queue(item, store_timestamp_of(message))
+        return await self.append_consume_queue(item, message_format.store_timestamp_of(message))
 
     async def commit(self) -> bool:
         """Commit messages, then items. Return False if some are not committed."""
@@ -311,7 +306,7 @@ class MessageFile:
         if not await self.first_offset() <= offset < self.commit_offset:
             return MISSING
         found = await self.read(offset, 1)
-        return store_timestamp_of(found[0].data) if found else MISSING
+        return message_format.store_timestamp_of(found[0].data) if found else MISSING
 
     async def offset_at(self, timestamp_ms: int, *, upper: bool = False) -> int:
         """Return the first queue offset stored at or after a time, or the end.

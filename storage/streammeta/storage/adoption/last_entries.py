@@ -8,14 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from streammeta.storage.errors import Source
+from streammeta.storage.object_format import index_block
 from streammeta.storage.object_format.composite import decode_composite
-from streammeta.storage.object_format.index_block import (
-    COMPOSITE_MAGIC,
-    FOOTER_SIZE,
-    NORMAL_MAGIC,
-    IndexBlock,
-    IndexEntry,
-)
 from streammeta.storage.object_format.object_reader import ObjectReader, check_length, tail_guess
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -25,7 +19,9 @@ INDEX_BYTES_MAX = 16 << 20
 _MAGIC_BYTES = 8
 
 
-def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEntry, ...]:
+def read_last_entries(
+    store: ObjectStore, key: str, size: int
+) -> tuple[index_block.IndexEntry, ...]:
     """Return the last entry of each stream in the index of an object of `size` bytes.
 
     Bytes without the magic of an object at their end have no entries, because no reader can have
@@ -35,7 +31,7 @@ def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEnt
     the magic of an object, but its index is unreadable, or the store returned only a part of the
     bytes. StorageError: the store can't be read.
     """
-    if size < FOOTER_SIZE:
+    if size < index_block.FOOTER_SIZE:
         return ()
 
     # Footer and index usually fit one request.
@@ -43,15 +39,15 @@ def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEnt
     end = check_length(tail, store.get_range(key, tail.start, tail.end), key)
     # Foreign bytes end with anything. Only the magic makes an unreadable object an error.
     magic = int.from_bytes(end[-_MAGIC_BYTES:], "big")
-    if magic == NORMAL_MAGIC:
+    if magic == index_block.NORMAL_MAGIC:
         return _last_of_streams(_read_index(store, key, size, end))
-    if magic == COMPOSITE_MAGIC:
+    if magic == index_block.COMPOSITE_MAGIC:
         _check_length(key, size)
         return _last_of_streams(decode_composite(store.get_range(key), source=key, noted=[]).index)
     return ()
 
 
-def _read_index(store: ObjectStore, key: str, size: int, end: memoryview) -> IndexBlock:
+def _read_index(store: ObjectStore, key: str, size: int, end: memoryview) -> index_block.IndexBlock:
     reader = ObjectReader(key, size, noted=[])
     reader.receive(end)
     if (wanted := reader.needed) is not None:
@@ -66,10 +62,10 @@ def _check_length(key: str, length: int) -> None:
         raise Source(key).corrupt(0, "size of the index", f"{length} bytes", wanted)
 
 
-def _last_of_streams(index: IndexBlock) -> tuple[IndexEntry, ...]:
+def _last_of_streams(index: index_block.IndexBlock) -> tuple[index_block.IndexEntry, ...]:
     """Return the last entry of each stream in an index sorted by stream and offset."""
     streams = index.columns[0]
     is_last = np.ones(len(streams), dtype=np.bool_)
     is_last[:-1] = streams[1:] != streams[:-1]
     rows = zip(*(column[is_last].tolist() for column in index.columns), strict=True)
-    return tuple(IndexEntry(*row) for row in rows)
+    return tuple(index_block.IndexEntry(*row) for row in rows)

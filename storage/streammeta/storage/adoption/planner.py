@@ -16,17 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streammeta.storage.adoption.model import (
-    HARMLESS,
-    Adopted,
-    AdoptedRange,
-    Candidate,
-    LeftBehind,
-    StoredRecord,
-    StoredRun,
-    StreamHead,
-    Why,
-)
+from streammeta.storage.adoption import model
 from streammeta.storage.adoption.stream_path import StreamPath, StreamPaths
 
 OBJECTS_A_BATCH = 1_000
@@ -40,7 +30,7 @@ RANGES_A_BATCH = 10_000
 class AdoptionBatch:
     """Objects to adopt in one request, and the objects of the metadata that they replace."""
 
-    objects: tuple[Adopted, ...]
+    objects: tuple[model.Adopted, ...]
     replaced: tuple[int, ...] = ()
 
 
@@ -49,7 +39,7 @@ class AdoptionPlan:
     """Objects to adopt, in the order of requests, and the offsets that are not adopted."""
 
     batches: tuple[AdoptionBatch, ...]
-    left: tuple[LeftBehind, ...]
+    left: tuple[model.LeftBehind, ...]
     gaps: tuple[tuple[int, int, int], ...] = ()
     """Stream, start and end of skipped offsets after the restored end."""
     torn: tuple[int, ...] = ()
@@ -59,7 +49,7 @@ class AdoptionPlan:
     """
 
     @property
-    def objects(self) -> tuple[Adopted, ...]:
+    def objects(self) -> tuple[model.Adopted, ...]:
         """All objects to adopt."""
         return tuple(adopted for batch in self.batches for adopted in batch.objects)
 
@@ -69,15 +59,15 @@ class AdoptionPlan:
         return tuple(object_id for batch in self.batches for object_id in batch.replaced)
 
     @property
-    def lost(self) -> tuple[LeftBehind, ...]:
+    def lost(self) -> tuple[model.LeftBehind, ...]:
         """Offsets that are not adopted and may have been acknowledged."""
-        return tuple(left for left in self.left if left.why not in HARMLESS)
+        return tuple(left for left in self.left if left.why not in model.HARMLESS)
 
 
 def plan_adoption(
-    streams: Mapping[int, StreamHead],
+    streams: Mapping[int, model.StreamHead],
     next_stream_id: int,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[model.Candidate],
     *,
     passes_gaps: bool = False,
 ) -> AdoptionPlan:
@@ -86,21 +76,21 @@ def plan_adoption(
     Streams from `next_stream_id` on did not exist at the restored point. With `passes_gaps`,
     objects after a gap are adopted too, and the offsets in the gap are lost.
     """
-    by_stream: dict[int, list[StoredRun]] = defaultdict(list)
+    by_stream: dict[int, list[model.StoredRun]] = defaultdict(list)
     for candidate in candidates:
         for run in candidate.runs:
             by_stream[run.stream_id].append(run)
 
-    left: list[LeftBehind] = []
+    left: list[model.LeftBehind] = []
     known: dict[int, StreamPaths] = {}
     for stream_id, runs in sorted(by_stream.items()):
         # Candidates are planned with the streams that exist. The others can only be listed.
         if (head := streams.get(stream_id)) is not None:
             known[stream_id] = StreamPaths(head, runs, passes_gaps=passes_gaps)
             continue
-        why = Why.NEW_STREAM if stream_id >= next_stream_id else Why.DELETED_STREAM
+        why = model.Why.NEW_STREAM if stream_id >= next_stream_id else model.Why.DELETED_STREAM
         left += [
-            LeftBehind(run.object_id, stream_id, run.entries[0][0].start, run.end, why)
+            model.LeftBehind(run.object_id, stream_id, run.entries[0][0].start, run.end, why)
             for run in runs
         ]
 
@@ -125,7 +115,7 @@ def plan_adoption(
 def _list_torn(
     known: Mapping[int, StreamPaths],
     paths: Mapping[int, StreamPath],
-    streams: Mapping[int, StreamHead],
+    streams: Mapping[int, model.StreamHead],
 ) -> tuple[int, ...]:
     """Return the readable objects that a stream would replace but that stay for other streams."""
     readable = {
@@ -144,7 +134,7 @@ def _list_torn(
 
 
 def _streams_by_object(
-    streams: Mapping[int, StreamHead], known: Mapping[int, StreamPaths]
+    streams: Mapping[int, model.StreamHead], known: Mapping[int, StreamPaths]
 ) -> set[int]:
     """Return readable objects of the metadata that streams without candidates need."""
     return {
@@ -186,15 +176,15 @@ def _agreed_paths(known: Mapping[int, StreamPaths], needed: set[int]) -> dict[in
 class _Piece:
     """Records of an object in a path, after the piece `before` of the same path."""
 
-    run: StoredRun
-    records: list[StoredRecord]
+    run: model.StoredRun
+    records: list[model.StoredRecord]
     before: _Piece | None
     is_after_gap: bool = False
 
     @property
-    def range(self) -> AdoptedRange:
+    def range(self) -> model.AdoptedRange:
         epoch = max(record.epoch for record in self.records)
-        return AdoptedRange(
+        return model.AdoptedRange(
             self.run.stream_id,
             self.records[0].start,
             self.records[-1].end,
@@ -223,7 +213,7 @@ def _list_pieces(path: StreamPath, end_offset: int) -> list[_Piece]:
 
 
 def _list_batches(
-    pieces: Sequence[_Piece], candidates: Sequence[Candidate], paths: Mapping[int, StreamPath]
+    pieces: Sequence[_Piece], candidates: Sequence[model.Candidate], paths: Mapping[int, StreamPath]
 ) -> Iterator[AdoptionBatch]:
     """Yield objects in an order in which the streams' ends match the start of each range.
 
@@ -232,7 +222,7 @@ def _list_batches(
     """
     groups = _Groups()
     sizes = {candidate.object_id: candidate.size for candidate in candidates}
-    ranges: dict[int, list[AdoptedRange]] = defaultdict(list)
+    ranges: dict[int, list[model.AdoptedRange]] = defaultdict(list)
 
     for piece in pieces:
         ranges[piece.run.object_id].append(piece.range)
@@ -267,7 +257,7 @@ def _list_batches(
     batches = {
         group: AdoptionBatch(
             tuple(
-                Adopted(
+                model.Adopted(
                     object_id,
                     sizes[object_id],
                     tuple(sorted(ranges[object_id], key=lambda range_: range_.stream_id)),

@@ -19,15 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from streammeta.storage.adoption.model import (
-    Entry,
-    HeldRange,
-    LeftBehind,
-    StoredRecord,
-    StoredRun,
-    StreamHead,
-    Why,
-)
+from streammeta.storage.adoption import model
 
 _Cost: TypeAlias = tuple[int, int, int]
 """Lost offsets, replaced offsets of the metadata, and changes between objects."""
@@ -42,9 +34,9 @@ class Step:
 
     start: int
     end: int
-    run: StoredRun | None = None
-    entry: Entry = ()
-    held: HeldRange | None = None
+    run: model.StoredRun | None = None
+    entry: model.Entry = ()
+    held: model.HeldRange | None = None
     is_lost: bool = False
 
     @property
@@ -58,7 +50,7 @@ class StreamPath:
     """The chosen steps of a stream, in the order of offsets."""
 
     steps: tuple[Step, ...]
-    held: tuple[HeldRange, ...]
+    held: tuple[model.HeldRange, ...]
     """Ranges of the metadata that the path could use."""
 
     @property
@@ -67,7 +59,7 @@ class StreamPath:
         return self.steps[-1].end if self.steps else 0
 
     @property
-    def entries(self) -> Iterator[tuple[StoredRun, Entry]]:
+    def entries(self) -> Iterator[tuple[model.StoredRun, model.Entry]]:
         """The entries to adopt."""
         return ((step.run, step.entry) for step in self.steps if step.run is not None)
 
@@ -102,7 +94,7 @@ class StreamPaths:
     """All possible paths of a stream."""
 
     def __init__(
-        self, head: StreamHead, runs: Sequence[StoredRun], *, passes_gaps: bool = False
+        self, head: model.StreamHead, runs: Sequence[model.StoredRun], *, passes_gaps: bool = False
     ) -> None:
         """With `passes_gaps`, the path of the stream continues after a gap."""
         self._head = head
@@ -124,12 +116,12 @@ class StreamPaths:
 
     # ---- records that count ----
 
-    def _counts(self, record: StoredRecord) -> bool:
+    def _counts(self, record: model.StoredRecord) -> bool:
         if self._floors.is_too_early(record):
             return False
         return record.end <= self._floors.of(record.epoch)
 
-    def _is_usable(self, run: StoredRun, entry: Entry) -> bool:
+    def _is_usable(self, run: model.StoredRun, entry: model.Entry) -> bool:
         # A writer with a smaller epoch can't append after one with a larger epoch.
         rises = all(before.epoch <= after.epoch for before, after in pairwise(entry))
         if not rises or entry[-1].end <= self._head.start_offset:
@@ -187,7 +179,7 @@ class StreamPaths:
 
     def _list_steps(
         self,
-        held: Iterable[HeldRange],
+        held: Iterable[model.HeldRange],
         out: Collection[int],
         pinned: Collection[int],
         banned: Collection[tuple[int, int]],
@@ -228,15 +220,15 @@ class StreamPaths:
 
     # ---- remaining objects ----
 
-    def list_left(self, path: StreamPath) -> Iterator[LeftBehind]:
+    def list_left(self, path: StreamPath) -> Iterator[model.LeftBehind]:
         """Yield all records outside the path, adjacent ones together."""
         chosen = {record.start: record for _, entry in path.entries for record in entry}
         lost = path.lost()
         taken = {(id(run), record.start) for run, entry in path.entries for record in entry}
 
         for run in self._runs:
-            part: list[StoredRecord] = []
-            before: Why | None = None
+            part: list[model.StoredRecord] = []
+            before: model.Why | None = None
             for record in run.records:
                 is_taken = (id(run), record.start) in taken
                 why = None if is_taken else self._why(record, chosen, lost, path.end)
@@ -251,29 +243,29 @@ class StreamPaths:
 
     def _why(
         self,
-        record: StoredRecord,
-        chosen: dict[int, StoredRecord],
+        record: model.StoredRecord,
+        chosen: dict[int, model.StoredRecord],
         lost: Sequence[tuple[int, int]],
         end: int,
-    ) -> Why:
+    ) -> model.Why:
         if record.start in chosen:
             is_same = chosen[record.start].digest == record.digest
-            return Why.DUPLICATE if is_same else Why.FENCED
+            return model.Why.DUPLICATE if is_same else model.Why.FENCED
         if (record.start, record.epoch) in self._conflicts:
-            return Why.CONFLICT
+            return model.Why.CONFLICT
         if not self._counts(record):
-            return Why.FENCED
+            return model.Why.FENCED
         if _meets(lost, record.start, record.end):
-            return Why.GAP
+            return model.Why.GAP
         if record.end <= end:
-            return Why.KNOWN
-        return Why.CONFLICT if record.start < end else Why.GAP
+            return model.Why.KNOWN
+        return model.Why.CONFLICT if record.start < end else model.Why.GAP
 
 
 class _Floors:
     """Lowest offset at which a writer of a larger epoch began, by epoch."""
 
-    def __init__(self, head: StreamHead, runs: Sequence[StoredRun]) -> None:
+    def __init__(self, head: model.StreamHead, runs: Sequence[model.StoredRun]) -> None:
         self._head = head
         self._ends = [end for _, end, _ in head.owners]
         lowest: dict[int, int] = {}
@@ -292,7 +284,7 @@ class _Floors:
             floors.append(min(lowest[epoch], floors[-1] if floors else lowest[epoch]))
         self._floors = floors[::-1]
 
-    def is_too_early(self, record: StoredRecord) -> bool:
+    def is_too_early(self, record: model.StoredRecord) -> bool:
         """Return whether a record lies below the metadata's end, before the start of its writer.
 
         The metadata forgets some ranges of former writers. The next writer's epoch is larger.
@@ -310,7 +302,7 @@ class _Floors:
         return self._floors[place] if place < len(self._floors) else 1 << 63
 
 
-def _find_conflicts(records: Iterable[StoredRecord]) -> set[tuple[int, int]]:
+def _find_conflicts(records: Iterable[model.StoredRecord]) -> set[tuple[int, int]]:
     """Return start and epoch of differing records that one writer can't have written."""
     known: dict[tuple[int, int], tuple[int, bytes]] = {}
     conflicts = set()
@@ -321,7 +313,7 @@ def _find_conflicts(records: Iterable[StoredRecord]) -> set[tuple[int, int]]:
     return conflicts
 
 
-def _shortest(head: StreamHead, steps: dict[int, list[Step]], reach: int) -> tuple[Step, ...]:
+def _shortest(head: model.StreamHead, steps: dict[int, list[Step]], reach: int) -> tuple[Step, ...]:
     """Return the cheapest steps from the stream's start to its end or further."""
     # Dijkstra's algorithm in offset order. States are offset and source, so that a change between
     # objects has a cost.
@@ -360,7 +352,7 @@ def _step_ends(steps: dict[int, list[Step]]) -> Iterator[int]:
     return (step.end for listed in steps.values() for step in listed)
 
 
-def _added(cost: _Cost, step: Step, head: StreamHead, *, is_change: bool) -> _Cost:
+def _added(cost: _Cost, step: Step, head: model.StreamHead, *, is_change: bool) -> _Cost:
     lost, replaced, changes = cost
     if step.run is not None:
         # Only offsets below the end have data of the metadata to replace.
@@ -407,6 +399,8 @@ def _meets(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:
     return place > 0 and spans[place - 1][1] > start
 
 
-def _left(run: StoredRun, records: Sequence[StoredRecord], why: Why | None) -> LeftBehind:
+def _left(
+    run: model.StoredRun, records: Sequence[model.StoredRecord], why: model.Why | None
+) -> model.LeftBehind:
     assert why is not None
-    return LeftBehind(run.object_id, run.stream_id, records[0].start, records[-1].end, why)
+    return model.LeftBehind(run.object_id, run.stream_id, records[0].start, records[-1].end, why)

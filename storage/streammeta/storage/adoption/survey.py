@@ -11,14 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from streammeta.storage.adoption.model import (
-    Candidate,
-    Entry,
-    LeftBehind,
-    StoredRecord,
-    StoredRun,
-    Why,
-)
+from streammeta.storage.adoption import model
 from streammeta.storage.errors import CorruptObjectError, ObjectNotFoundError
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
@@ -97,7 +90,7 @@ def read_candidates(
     namespace: str,
     stored: Iterable[StoredObject],
     on_read: Callable[[int], None],
-) -> Iterator[Candidate | LeftBehind]:
+) -> Iterator[model.Candidate | model.LeftBehind]:
     """Yield each object with its records, or the reason without any. `on_read` gets the count.
 
     Raises:
@@ -110,28 +103,32 @@ def read_candidates(
             yield result
 
 
-def _read(store: ObjectStore, namespace: str, stored: StoredObject) -> Candidate | LeftBehind:
+def _read(
+    store: ObjectStore, namespace: str, stored: StoredObject
+) -> model.Candidate | model.LeftBehind:
     key = key_for(stored.object_id, namespace)
     data = memoryview(store.get_range(key))
     try:
-        return Candidate(stored.object_id, len(data), tuple(_runs(stored.object_id, key, data)))
+        return model.Candidate(
+            stored.object_id, len(data), tuple(_runs(stored.object_id, key, data))
+        )
     except CorruptObjectError:
         # A composite has no records, so the reader of normal objects rejects it.
-        why = Why.COMPOSITE if _is_composite(key, data) else Why.UNREADABLE
-        return LeftBehind(stored.object_id, -1, -1, -1, why)
+        why = model.Why.COMPOSITE if _is_composite(key, data) else model.Why.UNREADABLE
+        return model.LeftBehind(stored.object_id, -1, -1, -1, why)
 
 
-def _runs(object_id: int, key: str, data: memoryview) -> Iterator[StoredRun]:
+def _runs(object_id: int, key: str, data: memoryview) -> Iterator[model.StoredRun]:
     """Yield the runs of an object's records, by stream, then offset."""
     reader = ObjectReader(key, len(data))
     while (wanted := reader.needed) is not None:
         reader.receive(data[wanted.start : wanted.end])
 
-    run: list[Entry] = []
+    run: list[model.Entry] = []
     stream_id = -1
     for entry in reader.index:
         if run and (entry.stream_id, entry.start_offset) != (stream_id, run[-1][-1].end):
-            yield StoredRun(object_id, stream_id, tuple(run))
+            yield model.StoredRun(object_id, stream_id, tuple(run))
             run = []
         stream_id = entry.stream_id
         place = reader.block_range(entry)
@@ -139,12 +136,12 @@ def _runs(object_id: int, key: str, data: memoryview) -> Iterator[StoredRun]:
         run.append(tuple(map(_stored, records)))
 
     if run:
-        yield StoredRun(object_id, stream_id, tuple(run))
+        yield model.StoredRun(object_id, stream_id, tuple(run))
 
 
-def _stored(batch: RecordBatch) -> StoredRecord:
+def _stored(batch: RecordBatch) -> model.StoredRecord:
     digest = blake2b(batch.payload, digest_size=_DIGEST_BYTES).digest()
-    return StoredRecord(batch.base_offset, batch.end_offset, batch.epoch, digest)
+    return model.StoredRecord(batch.base_offset, batch.end_offset, batch.epoch, digest)
 
 
 def _is_composite(key: str, data: memoryview) -> bool:

@@ -28,13 +28,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from streammeta.storage import json_files
-from streammeta.storage.errors import (
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StoreUnavailableError,
-    WrongBucketError,
-)
+from streammeta.storage import errors, json_files
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 # The newest one is enough. The others help to understand an incident.
@@ -246,7 +240,7 @@ def create_generation(store: ObjectStore, generation: Generation) -> Generation:
     key = generation_key(generation.namespace, generation.number)
     try:
         store.put(key, json_files.encode(generation), if_absent=True)
-    except ObjectExistsError:
+    except errors.ObjectExistsError:
         # Another restore was faster, or this call is a retry. The caller compares.
         return json_files.decode(Generation, key, store.get_range(key))
     return generation
@@ -264,14 +258,14 @@ def read_undecided(store: ObjectStore, namespace: str) -> tuple[Generation, ...]
 def give_up(store: ObjectStore, namespace: str, mark: GivenUp) -> None:
     """Put the mark that gives up the undecided ids of its generation, unless it exists."""
     key = given_up_key(namespace, mark.number)
-    with contextlib.suppress(ObjectExistsError):
+    with contextlib.suppress(errors.ObjectExistsError):
         store.put(key, json_files.encode(mark), if_absent=True)
 
 
 def put_fenced(store: ObjectStore, namespace: str, mark: Fenced) -> None:
     """Put the mark that fences the generations before its own, unless it exists."""
     key = fenced_key(namespace, mark.number)
-    with contextlib.suppress(ObjectExistsError):
+    with contextlib.suppress(errors.ObjectExistsError):
         store.put(key, json_files.encode(mark), if_absent=True)
 
 
@@ -292,10 +286,10 @@ def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
     """
     try:
         store.put(marker_key(marker.namespace), json_files.encode(marker), if_absent=True)
-    except ObjectExistsError:
+    except errors.ObjectExistsError:
         found = read_marker(store, marker.namespace)
         if found is None:
-            raise StoreUnavailableError(
+            raise errors.StoreUnavailableError(
                 f"marker {marker_key(marker.namespace)!r} was deleted after the put found it."
                 " Try again"
             ) from None
@@ -309,14 +303,14 @@ def check_marker(
     """Raise `WrongBucketError` unless the namespace's marker names the expected cluster."""
     expected = f"cluster {cluster_id!r} with UUID {cluster_uuid}"
     if found is None:
-        raise WrongBucketError(namespace, "it has no marker of any cluster", expected)
+        raise errors.WrongBucketError(namespace, "it has no marker of any cluster", expected)
     if found.namespace != namespace:
         # A copied prefix brings the marker of its original namespace along.
         owner = f"its marker names namespace {found.namespace!r}, as if it were copied"
-        raise WrongBucketError(namespace, owner, expected)
+        raise errors.WrongBucketError(namespace, owner, expected)
     if (found.cluster_id, found.cluster_uuid) != (cluster_id, cluster_uuid):
         owner = f"it belongs to cluster {found.cluster_id!r} with UUID {found.cluster_uuid}"
-        raise WrongBucketError(namespace, owner, expected)
+        raise errors.WrongBucketError(namespace, owner, expected)
 
 
 def read_claimed(store: ObjectStore, namespace: str) -> int:
@@ -335,7 +329,7 @@ def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
     body = json_files.encode(claim)
     try:
         store.put(key, body, if_absent=True)
-    except ObjectExistsError:
+    except errors.ObjectExistsError:
         # An equal claim is the same call after a lost response, because its token is random.
         if store.get_range(key) != body:
             raise
@@ -369,7 +363,7 @@ def _read_first_marker(store: ObjectStore, namespace: str) -> BucketMarker | Non
     key = marker_key(namespace)
     try:
         data = store.get_range(key)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
     return json_files.decode(BucketMarker, key, data)
 

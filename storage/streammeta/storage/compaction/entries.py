@@ -15,13 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streammeta.storage.object_format.index_block import (
-    INDEX_ENTRY_DTYPE,
-    Footer,
-    IndexBlock,
-    StreamRange,
-    encode_footer,
-)
+from streammeta.storage.object_format import index_block
 from streammeta.storage.object_format.record import INT32_MAX, MAX_BLOCK_SIZE
 
 Column: TypeAlias = NDArray[np.int64]
@@ -60,7 +54,7 @@ class EntryTable:
     size: Column
 
     @classmethod
-    def of_index(cls, object_id: int, index: IndexBlock) -> EntryTable:
+    def of_index(cls, object_id: int, index: index_block.IndexBlock) -> EntryTable:
         """Return the entries of an object, sharing the memory of its index."""
         # The views keep the index's memory alive as long as the table.
         return cls(np.full(len(index), object_id, dtype=np.int64), *index.columns)
@@ -131,7 +125,7 @@ def encode_entries(table: EntryTable) -> bytes:
         raise ValueError(
             f"entry is {row}, expected a span, record count and size of 0..{INT32_MAX}"
         )
-    encoded = np.empty(len(table), dtype=INDEX_ENTRY_DTYPE)
+    encoded = np.empty(len(table), dtype=index_block.INDEX_ENTRY_DTYPE)
     encoded["stream_id"] = table.stream_id
     encoded["start_offset"] = table.start_offset
     encoded["end_delta"] = spans
@@ -179,7 +173,7 @@ def contiguous_runs(table: EntryTable) -> Column:
     return np.flatnonzero(is_first)
 
 
-def stream_ranges(table: EntryTable) -> list[StreamRange]:
+def stream_ranges(table: EntryTable) -> list[index_block.StreamRange]:
     """Return the range of each run of `contiguous_runs`, in order."""
     firsts = contiguous_runs(table)
     lasts = np.append(firsts[1:], len(table)) - 1
@@ -189,7 +183,7 @@ def stream_ranges(table: EntryTable) -> list[StreamRange]:
         table.end_offset[lasts[: len(firsts)]].tolist(),
         strict=True,
     )
-    return [StreamRange(*row) for row in rows]
+    return [index_block.StreamRange(*row) for row in rows]
 
 
 def objects_without_entries(object_ids: Iterable[int], live: EntryTable) -> tuple[int, ...]:
@@ -282,4 +276,4 @@ def merge_entries(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryT
 def encode_trailer(placed: EntryTable, threshold: int, rule: MergeRule) -> bytes:
     """Encode index and footer of an object with these blocks, merged by `merge_entries`."""
     index = encode_entries(merge_entries(placed, threshold, rule))
-    return index + encode_footer(Footer(placed.data_size, len(index)))
+    return index + index_block.encode_footer(index_block.Footer(placed.data_size, len(index)))

@@ -14,27 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from streammeta.storage.errors import CorruptObjectError, Deviation, Source
+from streammeta.storage.object_format import index_block
+from streammeta.storage.object_format import record as record_format
 from streammeta.storage.object_format.composite import LinkedObject, decode_composite
-from streammeta.storage.object_format.index_block import (
-    FOOTER_SIZE,
-    Footer,
-    IndexEntry,
-    StreamRange,
-    decode_footer,
-    salvage_entries,
-    stream_ranges,
-)
 from streammeta.storage.object_format.object_reader import (
     ByteRange,
     ObjectReader,
     check_length,
     read_entry,
-)
-from streammeta.storage.object_format.record import (
-    BLOCK_HEADER_SIZE,
-    RecordBatch,
-    decode_block_header,
-    decode_record,
 )
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
@@ -55,8 +42,8 @@ class ObjectOutline:
 
     source: str
     size: int
-    footer: Footer | None
-    entries: tuple[IndexEntry, ...]
+    footer: index_block.Footer | None
+    entries: tuple[index_block.IndexEntry, ...]
     links: tuple[LinkedObject, ...]
     faults: tuple[CorruptObjectError, ...]
     deviations: tuple[Deviation, ...] | None = None
@@ -72,9 +59,9 @@ class ObjectOutline:
         return not self.faults
 
     @property
-    def ranges(self) -> tuple[StreamRange, ...]:
+    def ranges(self) -> tuple[index_block.StreamRange, ...]:
         """First start to last end of each stream, in the order of the index."""
-        return stream_ranges(self.entries)
+        return index_block.stream_ranges(self.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +69,7 @@ class PlacedRecord:
     """A record and the position of its first byte in the object."""
 
     position: int
-    record: RecordBatch
+    record: record_format.RecordBatch
 
 
 Finding: TypeAlias = PlacedRecord | Deviation | CorruptObjectError
@@ -105,10 +92,10 @@ def _read_outline(
     source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
 ) -> ObjectOutline:
     try:
-        start = max(0, size - FOOTER_SIZE)
+        start = max(0, size - index_block.FOOTER_SIZE)
         tail = fetch(start, size) if size > start else b""
         again = Source(source, noted=None if noted is None else [])  # noted by the reader below
-        footer = decode_footer(memoryview(tail), size, composite=None, source=again)
+        footer = index_block.decode_footer(memoryview(tail), size, composite=None, source=again)
     except CorruptObjectError as fault:
         return ObjectOutline(source, size, None, (), (), (fault,))
 
@@ -126,11 +113,11 @@ def _read_outline(
         return ObjectOutline(source, size, footer, entries, (), (fault,))
 
 
-def _salvage_index(footer: Footer, fetch: Fetch) -> tuple[IndexEntry, ...]:
+def _salvage_index(footer: index_block.Footer, fetch: Fetch) -> tuple[index_block.IndexEntry, ...]:
     """Decode the entries in the first few MiB of an invalid index."""
     start = footer.index_position
     end = start + min(footer.index_size, MAX_FETCH_BYTES)
-    return tuple(salvage_entries(memoryview(fetch(start, end)))) if end > start else ()
+    return tuple(index_block.salvage_entries(memoryview(fetch(start, end)))) if end > start else ()
 
 
 def read_records(
@@ -167,13 +154,13 @@ def read_records(
             yield from _entry_findings(entry, data, outline.source, is_tolerant)
 
 
-def _is_wanted(record: RecordBatch, stream_id: int | None) -> bool:
+def _is_wanted(record: record_format.RecordBatch, stream_id: int | None) -> bool:
     return stream_id is None or record.stream_id == stream_id
 
 
-def _runs(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
+def _runs(entries: Iterable[index_block.IndexEntry]) -> Iterator[list[index_block.IndexEntry]]:
     """Group adjacent entries, so that a fetch of bounded size covers each group."""
-    run: list[IndexEntry] = []
+    run: list[index_block.IndexEntry] = []
     for entry in entries:
         if run:
             end = run[-1].position + run[-1].size
@@ -187,7 +174,7 @@ def _runs(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
 
 
 def _entry_findings(
-    entry: IndexEntry, data: memoryview, source: str, is_tolerant: bool
+    entry: index_block.IndexEntry, data: memoryview, source: str, is_tolerant: bool
 ) -> Iterator[Finding]:
     """Yield the deviations of an index entry, its readable records, and its fault if it has one."""
     fault: CorruptObjectError | None = None
@@ -203,8 +190,8 @@ def _entry_findings(
 
     with suppress(CorruptObjectError):  # the same fault as above
         while at < len(data):
-            header = decode_block_header(data, at, source=again)
-            stop = at + BLOCK_HEADER_SIZE + header.data_length
+            header = record_format.decode_block_header(data, at, source=again)
+            stop = at + record_format.BLOCK_HEADER_SIZE + header.data_length
             yield from _block_records(data[:stop], at, header.record_count, again)
             at = stop
 
@@ -214,9 +201,9 @@ def _entry_findings(
 
 def _block_records(data: memoryview, at: int, count: int, source: Source) -> Iterator[PlacedRecord]:
     """Yield the records of the block at `at`, one by one. Raises `CorruptObjectError`."""
-    at += BLOCK_HEADER_SIZE
+    at += record_format.BLOCK_HEADER_SIZE
     for _ in range(count):
-        record = decode_record(data, at, source=source)
+        record = record_format.decode_record(data, at, source=source)
         yield PlacedRecord(source.origin + at, record)
         at += record.encoded_size
 
@@ -228,10 +215,10 @@ def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Itera
     while at < data_size:
         place = Source(source, at, [] if is_tolerant else None)
         try:
-            head = window.read(at, min(at + BLOCK_HEADER_SIZE, data_size))
-            header = decode_block_header(head, 0, end=data_size - at, source=place)
+            head = window.read(at, min(at + record_format.BLOCK_HEADER_SIZE, data_size))
+            header = record_format.decode_block_header(head, 0, end=data_size - at, source=place)
             yield from place.noted or ()
-            size = BLOCK_HEADER_SIZE + header.data_length
+            size = record_format.BLOCK_HEADER_SIZE + header.data_length
             if size > MAX_SALVAGED_BLOCK_BYTES:
                 raise place.corrupt(
                     0,

@@ -14,13 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 from streammeta.storage.errors import CorruptObjectError, Deviation, PayloadError
+from streammeta.storage.inspection import meta_stream
 from streammeta.storage.inspection.kafka_batch import KAFKA_MAGIC, KafkaBatch, KafkaRecord
-from streammeta.storage.inspection.meta_stream import (
-    LeaderEpochs,
-    MetaEntry,
-    ProducerSnapshot,
-    ProducerState,
-)
 from streammeta.storage.inspection.object_report import ObjectOutline, PlacedRecord
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
@@ -112,11 +107,11 @@ def kafka_lines(batch: KafkaBatch, records: list[KafkaRecord]) -> Iterator[str]:
         )
 
 
-def meta_lines(entry: MetaEntry) -> Iterator[str]:
+def meta_lines(entry: meta_stream.MetaEntry) -> Iterator[str]:
     """Render a key-value of a MetaStream."""
     key = _printable(entry.key)
     match entry.value:
-        case LeaderEpochs(version, entries):
+        case meta_stream.LeaderEpochs(version, entries):
             shown = ", ".join(
                 f"EpochEntry(epoch={epoch}, startOffset={start})" for epoch, start in entries
             )
@@ -131,12 +126,12 @@ def meta_lines(entry: MetaEntry) -> Iterator[str]:
             yield f"key={key}, value={_printable(entry.raw.decode())}"
 
 
-def _snapshot_line(snapshot: ProducerSnapshot) -> str:
+def _snapshot_line(snapshot: meta_stream.ProducerSnapshot) -> str:
     producers = ", ".join(map(_producer, snapshot.producers))
     return f"offset={snapshot.offset}, content=[{producers}]"
 
 
-def _producer(state: ProducerState) -> str:
+def _producer(state: meta_stream.ProducerState) -> str:
     first_offset = state.first_transaction_offset
     transaction = f"OptionalLong[{first_offset}]" if first_offset >= 0 else "OptionalLong.empty"
     batches = ""
@@ -251,10 +246,10 @@ def kafka_document(batch: KafkaBatch, records: list[KafkaRecord]) -> dict[str, A
     }
 
 
-def meta_document(entry: MetaEntry) -> dict[str, Any]:
+def meta_document(entry: meta_stream.MetaEntry) -> dict[str, Any]:
     """Return a document of a MetaStream's key-value. `value` is null for unknown keys."""
     match entry.value:
-        case LeaderEpochs(version, entries):
+        case meta_stream.LeaderEpochs(version, entries):
             value: Any = {
                 "version": version,
                 "entries": [{"epoch": e, "start_offset": start} for e, start in entries],

@@ -14,17 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from streammeta.storage.errors import Deviation, Source
-from streammeta.storage.object_format.index_block import (
-    FOOTER_SIZE,
-    INDEX_ENTRY_SIZE,
-    Footer,
-    IndexBlock,
-    IndexEntry,
-    decode_footer,
-    decode_index,
-    encode_footer,
-    encode_index,
-)
+from streammeta.storage.object_format import index_block
 from streammeta.storage.object_format.record import INT64_MAX
 
 COMPOSITE_TABLE_MAGIC = 0x52
@@ -40,7 +30,7 @@ class LinkedObject:
 
     object_id: int
     bucket_id: int
-    entries: tuple[IndexEntry, ...]
+    entries: tuple[index_block.IndexEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +39,7 @@ class CompositeObject:
 
     links: tuple[LinkedObject, ...]
     first_ordinals: tuple[int, ...]
-    index: IndexBlock
+    index: index_block.IndexBlock
 
 
 def encode_composite(links: Sequence[LinkedObject]) -> bytes:
@@ -64,8 +54,12 @@ def encode_composite(links: Sequence[LinkedObject]) -> bytes:
     for link in links:
         table.append(_LINK.pack(link.object_id, ordinal, link.bucket_id))
         ordinal += len(link.entries)
-    head, index = b"".join(table), encode_index(entries)
-    return head + index + encode_footer(Footer(len(head), len(index), composite=True))
+    head, index = b"".join(table), index_block.encode_index(entries)
+    return (
+        head
+        + index
+        + index_block.encode_footer(index_block.Footer(len(head), len(index), composite=True))
+    )
 
 
 def decode_composite(
@@ -76,11 +70,13 @@ def decode_composite(
     Raises `CorruptObjectError`. Deviations are errors unless a list `noted` collects them.
     """
     view, whole = memoryview(data), Source(source, noted=noted)
-    footer = decode_footer(view, len(view), composite=True, source=whole)
+    footer = index_block.decode_footer(view, len(view), composite=True, source=whole)
     table = _decode_table(view[: footer.index_position], whole)
     of_index = Source(source, footer.index_position)
-    index = decode_index(
-        view[footer.index_position : len(view) - FOOTER_SIZE], data_size=None, source=of_index
+    index = index_block.decode_index(
+        view[footer.index_position : len(view) - index_block.FOOTER_SIZE],
+        data_size=None,
+        source=of_index,
     )
     # The end of the index closes the last link.
     bounds = [*(ordinal for _, ordinal, _ in table), len(index)]
@@ -90,7 +86,7 @@ def decode_composite(
 
     if fault is not None:
         raise of_index.corrupt(
-            fault * INDEX_ENTRY_SIZE,
+            fault * index_block.INDEX_ENTRY_SIZE,
             f"index entry {fault}",
             _start_of(entries[fault]),
             _end_of(entries[fault - 1]),
@@ -121,7 +117,7 @@ def _check_bounds(bounds: Sequence[int], source: Source) -> None:
     )
 
 
-def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
+def _checked_entries(links: Sequence[LinkedObject]) -> list[index_block.IndexEntry]:
     if not links or not all(link.entries for link in links):
         raise ValueError("a composite needs at least one link, and each link at least one entry")
 
@@ -143,7 +139,7 @@ def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
     return entries
 
 
-def _first_break(entries: Sequence[IndexEntry]) -> int | None:
+def _first_break(entries: Sequence[index_block.IndexEntry]) -> int | None:
     """Return the ordinal of the first entry that does not continue the one before it."""
     for ordinal, (before, after) in enumerate(pairwise(entries), start=1):
         if (after.stream_id, after.start_offset) != (before.stream_id, before.end_offset):
@@ -151,11 +147,11 @@ def _first_break(entries: Sequence[IndexEntry]) -> int | None:
     return None
 
 
-def _start_of(entry: IndexEntry) -> str:
+def _start_of(entry: index_block.IndexEntry) -> str:
     return f"of stream {entry.stream_id} from offset {entry.start_offset}"
 
 
-def _end_of(entry: IndexEntry) -> str:
+def _end_of(entry: index_block.IndexEntry) -> str:
     return f"stream {entry.stream_id} from offset {entry.end_offset}, where the one before it ends"
 
 

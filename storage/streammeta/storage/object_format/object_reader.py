@@ -11,26 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from streammeta.storage.errors import Deviation, Source
-from streammeta.storage.object_format.index_block import (
-    FOOTER_SIZE,
-    INDEX_ENTRY_SIZE,
-    Footer,
-    IndexBlock,
-    IndexEntry,
-    decode_footer,
-    decode_index,
-)
-from streammeta.storage.object_format.record import (
-    BLOCK_HEADER_SIZE,
-    RECORD_HEADER_SIZE,
-    RecordBatch,
-    decode_blocks,
-)
+from streammeta.storage.object_format import index_block
+from streammeta.storage.object_format import record as record_format
 
 # About 230 index entries. The rest of the guess grows with the object.
 _GUESS_BASE = 8192
 _MIB = 1024 * 1024
-_SMALLEST_BLOCK = BLOCK_HEADER_SIZE + RECORD_HEADER_SIZE
+_SMALLEST_BLOCK = record_format.BLOCK_HEADER_SIZE + record_format.RECORD_HEADER_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +34,10 @@ def tail_guess(size: int, source: str) -> ByteRange:
     The guess is 8192 bytes and 36 more for each full MiB. Raises `CorruptObjectError` if the file
     named `source` is too small for a footer.
     """
-    if size < FOOTER_SIZE:
-        wanted = f"at least the {FOOTER_SIZE} bytes of a footer"
+    if size < index_block.FOOTER_SIZE:
+        wanted = f"at least the {index_block.FOOTER_SIZE} bytes of a footer"
         raise Source(source).corrupt(0, "size of the object", f"{size} bytes", wanted)
-    return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * INDEX_ENTRY_SIZE), size)
+    return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * index_block.INDEX_ENTRY_SIZE), size)
 
 
 def check_length(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryview:
@@ -83,8 +70,8 @@ class ObjectReader:
         self._source = Source(source, noted=noted)
         self._size = object_size
         self._needed: ByteRange | None = tail_guess(object_size, source)
-        self._footer: Footer | None = None
-        self._index: IndexBlock | None = None
+        self._footer: index_block.Footer | None = None
+        self._index: index_block.IndexBlock | None = None
 
     @property
     def needed(self) -> ByteRange | None:
@@ -92,7 +79,7 @@ class ObjectReader:
         return self._needed
 
     @property
-    def index(self) -> IndexBlock:
+    def index(self) -> index_block.IndexBlock:
         """The index. Raises `RuntimeError` while `needed` is a range."""
         if self._index is None:
             raise RuntimeError(
@@ -115,14 +102,14 @@ class ObjectReader:
         if self._footer is not None and source.noted is not None:
             source = replace(source, noted=[])  # noted at the first reading
 
-        footer = decode_footer(view, self._size, composite=False, source=source)
+        footer = index_block.decode_footer(view, self._size, composite=False, source=source)
         if self._footer is None:
             # A damaged footer must not cause a read of gigabytes.
             self._check_place(footer)
         # The key named another object between the two reads.
         elif footer != self._footer:
             raise source.corrupt(
-                self._size - FOOTER_SIZE,
+                self._size - index_block.FOOTER_SIZE,
                 "footer at the second reading",
                 footer,
                 f"{self._footer}, as at the first",
@@ -136,18 +123,20 @@ class ObjectReader:
             return
 
         at = footer.index_position - self._needed.start
-        self._index = decode_index(
+        self._index = index_block.decode_index(
             view[at : at + footer.index_size],
             data_size=footer.index_position,
             source=Source(source.name, footer.index_position),
         )
         self._needed = None
 
-    def block_range(self, entry: IndexEntry) -> ByteRange:
+    def block_range(self, entry: index_block.IndexEntry) -> ByteRange:
         """Return the byte range of the blocks of `entry`."""
         return ByteRange(entry.position, entry.position + entry.size)
 
-    def records(self, entry: IndexEntry, data: bytes | memoryview) -> list[RecordBatch]:
+    def records(
+        self, entry: index_block.IndexEntry, data: bytes | memoryview
+    ) -> list[record_format.RecordBatch]:
         """Decode the records of `entry` from its bytes `data`.
 
         Raises `CorruptObjectError` if the bytes break the format or contradict the index.
@@ -155,15 +144,15 @@ class ObjectReader:
         view = check_length(self.block_range(entry), data, self._source.name)
         return read_entry(entry, view, self._source.name, self._source.noted)
 
-    def _check_place(self, footer: Footer) -> None:
+    def _check_place(self, footer: index_block.Footer) -> None:
         """Raise if the index is larger than its blocks allow, before it is fetched.
 
         Every entry stands for a block with at least one record.
         """
-        most = footer.index_position // _SMALLEST_BLOCK * INDEX_ENTRY_SIZE
+        most = footer.index_position // _SMALLEST_BLOCK * index_block.INDEX_ENTRY_SIZE
         if footer.index_size > most:
             raise self._source.corrupt(
-                self._size - FOOTER_SIZE,
+                self._size - index_block.FOOTER_SIZE,
                 "size of the index",
                 f"{footer.index_size} bytes",
                 f"at most {most} bytes for {footer.index_position} bytes of blocks",
@@ -171,15 +160,18 @@ class ObjectReader:
 
 
 def read_entry(
-    entry: IndexEntry, data: memoryview, source: str, noted: list[Deviation] | None = None
-) -> list[RecordBatch]:
+    entry: index_block.IndexEntry,
+    data: memoryview,
+    source: str,
+    noted: list[Deviation] | None = None,
+) -> list[record_format.RecordBatch]:
     """Decode the blocks of `entry` and compare them with it: stream, offsets, record count.
 
     An entry covers exactly its records, so their offsets have no gap. Raises `CorruptObjectError`.
     Deviations are errors unless a list `noted` collects them.
     """
     place = Source(source, entry.position, noted)
-    records = decode_blocks(data, place)
+    records = record_format.decode_blocks(data, place)
     if len(records) != entry.record_count:
         what = "number of records in the blocks of an index entry"
         raise place.corrupt(0, what, len(records), f"{entry.record_count}, as in the index")

@@ -13,27 +13,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from streammeta.storage.object_format import index_block
+from streammeta.storage.object_format import record as record_format
 from streammeta.storage.object_format.checksum import ObjectChecksum
-from streammeta.storage.object_format.index_block import (
-    Footer,
-    IndexEntry,
-    StreamRange,
-    encode_footer,
-    encode_index,
-)
-from streammeta.storage.object_format.record import (
-    BLOCK_HEADER_SIZE,
-    INT32_MAX,
-    INT64_MAX,
-    MAX_BLOCK_DATA,
-    MAX_PAYLOAD_SIZE,
-    RECORD_HEADER_SIZE,
-    RECORD_MAGIC,
-    RecordBatch,
-    check_encodable,
-    encode_block_header,
-    pack_record_header,
-)
 
 # Readers fetch whole blocks, so a block bounds the waste of a small read.
 DEFAULT_BLOCK_SIZE_THRESHOLD = 512 * 1024
@@ -48,8 +30,8 @@ class ObjectSummary:
     """
 
     size: int
-    entries: tuple[IndexEntry, ...]
-    stream_ranges: tuple[StreamRange, ...]
+    entries: tuple[index_block.IndexEntry, ...]
+    stream_ranges: tuple[index_block.StreamRange, ...]
     crc32c: int | None
 
 
@@ -100,8 +82,8 @@ class ObjectWriter:
         self._full: deque[list[bytes]] = deque()
         self._filling: list[bytes] = []
         self._part_start = 0
-        self._entries: list[IndexEntry] = []
-        self._ranges: list[StreamRange] = []
+        self._entries: list[index_block.IndexEntry] = []
+        self._ranges: list[index_block.StreamRange] = []
         self._data_size = 0
         self._taken_size = 0
         self._size: int | None = None
@@ -111,7 +93,7 @@ class ObjectWriter:
         """Bytes of all blocks so far."""
         return self._data_size
 
-    def write(self, records: Sequence[RecordBatch]) -> None:
+    def write(self, records: Sequence[record_format.RecordBatch]) -> None:
         """Append records of one stream, ascending by offset. An empty write does nothing.
 
         Raises `ValueError`, without a change, if the records belong to several streams or to a
@@ -175,7 +157,7 @@ class ObjectWriter:
             None if self._checksum is None else self._checksum.value,
         )
 
-    def _lay_out(self, records: Sequence[RecordBatch]) -> tuple[list[_Block], int]:
+    def _lay_out(self, records: Sequence[record_format.RecordBatch]) -> tuple[list[_Block], int]:
         """Cut `records` into blocks, and return them and the payload since the last cut by size.
 
         Changes nothing, so a failed write leaves the writer unchanged. Ends ascend, so only the
@@ -196,7 +178,7 @@ class ObjectWriter:
                     or base < next_offset
                     or count < 1
                     or record.epoch < 0
-                    or size > MAX_PAYLOAD_SIZE
+                    or size > record_format.MAX_PAYLOAD_SIZE
                 ):
                     raise _invalid_record(record, stream_id, next_offset)
 
@@ -204,18 +186,21 @@ class ObjectWriter:
                 if chunks and (
                     is_cut
                     or base != next_offset
-                    or base + count - block.start_offset > INT32_MAX
-                    or length + RECORD_HEADER_SIZE + size > MAX_BLOCK_DATA
+                    or base + count - block.start_offset > record_format.INT32_MAX
+                    or length + record_format.RECORD_HEADER_SIZE + size
+                    > record_format.MAX_BLOCK_DATA
                 ):
                     block.end_offset, block.data_length = next_offset, length
                     block = _Block([], base, base, 0)
                     blocks.append(block)
                     chunks, length, is_cut = block.chunks, 0, False
                 chunks.append(
-                    pack_record_header(RECORD_MAGIC, stream_id, record.epoch, base, count, size)
+                    record_format.pack_record_header(
+                        record_format.RECORD_MAGIC, stream_id, record.epoch, base, count, size
+                    )
                 )
                 chunks.append(payload)
-                length += RECORD_HEADER_SIZE + size
+                length += record_format.RECORD_HEADER_SIZE + size
                 next_offset = base + count
                 since_cut += size
                 if since_cut >= threshold:
@@ -223,7 +208,7 @@ class ObjectWriter:
         except struct.error:
             raise _invalid_record(record, stream_id, next_offset) from None
 
-        if next_offset > INT64_MAX:
+        if next_offset > record_format.INT64_MAX:
             raise _invalid_record(records[-1], stream_id, next_offset)
 
         block.end_offset, block.data_length = next_offset, length
@@ -232,7 +217,9 @@ class ObjectWriter:
     def _lowest_offset(self, stream_id: int) -> int:
         """Return the lowest allowed start of the stream's next record."""
         if stream_id < 0:
-            raise ValueError(f"record stream_id is {stream_id}, expected 0..{INT64_MAX}")
+            raise ValueError(
+                f"record stream_id is {stream_id}, expected 0..{record_format.INT64_MAX}"
+            )
         last = self._ranges[-1] if self._ranges else None
         if last is not None and stream_id < last.stream_id:
             raise ValueError(
@@ -244,11 +231,11 @@ class ObjectWriter:
     def _add_block(self, stream_id: int, block: _Block) -> None:
         # Header and payload of each record are separate chunks.
         count = len(block.chunks) // 2
-        self._filling.append(encode_block_header(count, block.data_length))
+        self._filling.append(record_format.encode_block_header(count, block.data_length))
         self._filling += block.chunks
-        size = BLOCK_HEADER_SIZE + block.data_length
+        size = record_format.BLOCK_HEADER_SIZE + block.data_length
         self._entries.append(
-            IndexEntry(
+            index_block.IndexEntry(
                 stream_id, block.start_offset, block.end_offset, count, self._data_size, size
             )
         )
@@ -263,19 +250,21 @@ class ObjectWriter:
         if self._ranges and self._ranges[-1].stream_id == stream_id:
             # A later write of the same stream extends its range.
             start = self._ranges.pop().start_offset
-        self._ranges.append(StreamRange(stream_id, start, end))
+        self._ranges.append(index_block.StreamRange(stream_id, start, end))
 
 
-def encode_trailer(entries: Sequence[IndexEntry], data_size: int) -> bytes:
+def encode_trailer(entries: Sequence[index_block.IndexEntry], data_size: int) -> bytes:
     """Encode index and footer after blocks of `data_size` bytes.
 
     Raises `ValueError` if an entry does not fit its fields.
     """
-    index = encode_index(entries)
-    return index + encode_footer(Footer(data_size, len(index)))
+    index = index_block.encode_index(entries)
+    return index + index_block.encode_footer(index_block.Footer(data_size, len(index)))
 
 
-def _invalid_record(record: RecordBatch, stream_id: int, next_offset: int) -> ValueError:
+def _invalid_record(
+    record: record_format.RecordBatch, stream_id: int, next_offset: int
+) -> ValueError:
     """Return the error for a `record` that cannot follow `next_offset` of a stream."""
     if record.stream_id != stream_id:
         return ValueError(
@@ -284,14 +273,15 @@ def _invalid_record(record: RecordBatch, stream_id: int, next_offset: int) -> Va
         )
 
     try:
-        check_encodable(record)
+        record_format.check_encodable(record)
     except ValueError as error:
         return error
 
-    if len(record.payload) > MAX_PAYLOAD_SIZE:
+    if len(record.payload) > record_format.MAX_PAYLOAD_SIZE:
         return ValueError(
-            f"record payload length is {len(record.payload)}, expected 0..{MAX_PAYLOAD_SIZE}, the"
-            " most that one data block can hold and a JVM can read"
+            f"record payload length is {len(record.payload)}, expected"
+            f" 0..{record_format.MAX_PAYLOAD_SIZE}, the most that one data block can hold and a JVM"
+            " can read"
         )
 
     return ValueError(

@@ -32,11 +32,8 @@ from enum import IntEnum
 import google_crc32c
 
 from streammeta.storage.errors import CorruptObjectError, Source
+from streammeta.storage.object_format import record as record_format
 from streammeta.storage.object_format.checksum import ObjectChecksum
-from streammeta.storage.object_format.record import (
-    RecordBatch,
-    decode_records,
-)
 from streammeta.storage.object_log.slot_keys import LogName
 
 SLOT_HEADER_SIZE = 84
@@ -117,7 +114,7 @@ class Slot:
         )
         return [fields, _CRC.pack(google_crc32c.value(fields)), *pieces]
 
-    def records(self, source: str) -> list[RecordBatch]:
+    def records(self, source: str) -> list[record_format.RecordBatch]:
         """Decode the records of the body. A seal or a mark has none.
 
         Raises `CorruptObjectError` unless the body consists of `count` records. `source` is its
@@ -128,9 +125,9 @@ class Slot:
             return []
         if self.kind is SlotKind.ASIDE:
             at = _TEXT_LENGTH.size + _TEXT_LENGTH.unpack_from(self.body)[0]
-        found: list[RecordBatch] = []
+        found: list[record_format.RecordBatch] = []
         named = Source(source, SLOT_HEADER_SIZE)
-        end = decode_records(memoryview(self.body), at, self.count, found, named)
+        end = record_format.decode_records(memoryview(self.body), at, self.count, found, named)
         if end != len(self.body):
             raise CorruptObjectError(
                 source, SLOT_HEADER_SIZE + end, "the end of the last record", end, len(self.body)

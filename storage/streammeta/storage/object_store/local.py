@@ -18,19 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from streammeta.storage import errors
 from streammeta.storage.durable_files import sync_directory
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    BucketNotFoundError,
-    InvalidKeyError,
-    ObjectChangedError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StoreRejectedError,
-    StoreUnavailableError,
-    UploadNotFoundError,
-)
 from streammeta.storage.object_store.local_files import (
     copy_bytes,
     etag_of,
@@ -43,6 +32,7 @@ from streammeta.storage.object_store.local_files import (
     write_all,
     write_tags,
 )
+from streammeta.storage.object_store.protocol import calls as store_calls
 from streammeta.storage.object_store.protocol.base import (
     Body,
     DeleteResult,
@@ -56,13 +46,6 @@ from streammeta.storage.object_store.protocol.base import (
     check_parts,
     check_range,
     check_tags,
-)
-from streammeta.storage.object_store.protocol.calls import (
-    Meter,
-    StoreMetrics,
-    Tally,
-    earlier,
-    with_clean_up,
 )
 from streammeta.storage.object_store.protocol.reads import Scatter
 from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
@@ -84,7 +67,7 @@ class LocalObjectStore:
         self._objects = self._root / "objects"
         self._uploads = self._root / "uploads"
         self._tmp = self._root / ".tmp"
-        self._meter = Meter()
+        self._meter = store_calls.Meter()
         self._deadline: float | None = None
 
     def check(self) -> None:
@@ -95,10 +78,10 @@ class LocalObjectStore:
     def until(self, deadline: float) -> LocalObjectStore:
         """See `ObjectStore.until`. A call that has begun is not interrupted."""
         view = copy.copy(self)
-        view._deadline = earlier(self._deadline, deadline)
+        view._deadline = store_calls.earlier(self._deadline, deadline)
         return view
 
-    def metrics(self) -> StoreMetrics:
+    def metrics(self) -> store_calls.StoreMetrics:
         """See `ObjectStore.metrics`."""
         return self._meter.snapshot()
 
@@ -121,7 +104,7 @@ class LocalObjectStore:
             size = os.fstat(fd).st_size
             # As S3: a range of an empty object is an error, the whole empty object is not.
             if start >= size and (start, end) != (0, None):
-                raise RangeNotSatisfiableError(key, start)
+                raise errors.RangeNotSatisfiableError(key, start)
             data = read_all(fd, start, size if end is None else min(end, size))
             tally.bytes_received = len(data)
         return data
@@ -133,7 +116,7 @@ class LocalObjectStore:
         path = self._path_of(key)
         with self._call("get_range") as tally, self._open_object(key, path) as fd:
             if start >= os.fstat(fd).st_size:
-                raise RangeNotSatisfiableError(key, start)
+                raise errors.RangeNotSatisfiableError(key, start)
             tally.bytes_received = read_scattered(fd, start, scatter)
             return tally.bytes_received
 
@@ -158,7 +141,7 @@ class LocalObjectStore:
         with self._call("copy"), self._open_object(source_key, path) as opened:
             found = info_of(source_key, os.fstat(opened))
             if source is not None and found.etag != source.etag:
-                raise ObjectChangedError(source_key)
+                raise errors.ObjectChangedError(source_key)
             self._write_file(
                 # From the open file, so a replacement of the source meanwhile can't mix two
                 # objects.
@@ -229,7 +212,7 @@ class LocalObjectStore:
         path = self._path_of(source_key)
         with self._call("copy_part"), self._open_object(source_key, path) as source:
             if end > os.fstat(source).st_size:
-                raise RangeNotSatisfiableError(source_key, start)
+                raise errors.RangeNotSatisfiableError(source_key, start)
             return self._add_part(upload, number, lambda fd: copy_bytes(source, fd, start, end))
 
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
@@ -251,7 +234,7 @@ class LocalObjectStore:
 
     def abort_multipart(self, upload: MultipartUpload) -> None:
         """See `ObjectStore.abort_multipart`."""
-        with self._meter.call("abort_multipart", with_clean_up(self._deadline)):
+        with self._meter.call("abort_multipart", store_calls.with_clean_up(self._deadline)):
             self._drop(upload)
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
@@ -275,16 +258,16 @@ class LocalObjectStore:
     def close(self) -> None:
         """See `ObjectStore.close`. No file stays open between calls."""
 
-    def _call(self, operation: str) -> AbstractContextManager[Tally]:
+    def _call(self, operation: str) -> AbstractContextManager[store_calls.Tally]:
         return self._meter.call(operation, self._deadline)
 
     def _check_root(self) -> None:
         if not self._root.is_dir():
-            raise BucketNotFoundError(
+            raise errors.BucketNotFoundError(
                 str(self._root), "create the directory or fix the path in the file:// address"
             )
         if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
-            raise AccessDeniedError(
+            raise errors.AccessDeniedError(
                 f"directory {self._root} can't be read and written. Fix its owner or mode"
             )
 
@@ -293,15 +276,17 @@ class LocalObjectStore:
         check_key(key)
         for segment in key.split("/"):
             if segment in ("", ".", "..") or "\0" in segment:
-                raise InvalidKeyError(
+                raise errors.InvalidKeyError(
                     key, f"segment {segment!r} leaves the directory or is not a file name"
                 )
             if len(segment.encode()) > 255:
-                raise InvalidKeyError(key, "a segment is over the file name limit of 255 bytes")
+                raise errors.InvalidKeyError(
+                    key, "a segment is over the file name limit of 255 bytes"
+                )
         path = self._objects / key
         # A link could lead a put or a delete to files outside the store.
         if os.path.realpath(path) != str(path):
-            raise InvalidKeyError(key, f"{path} is a link or below one")
+            raise errors.InvalidKeyError(key, f"{path} is a link or below one")
         return path
 
     @contextmanager
@@ -311,10 +296,10 @@ class LocalObjectStore:
                 # Without O_NONBLOCK, opening a pipe in place of an object would block.
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except NotADirectoryError:
-                raise ObjectNotFoundError(key) from None
+                raise errors.ObjectNotFoundError(key) from None
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise ObjectNotFoundError(key)
+                    raise errors.ObjectNotFoundError(key)
                 yield fd
             finally:
                 os.close(fd)
@@ -371,7 +356,7 @@ class LocalObjectStore:
         except FileExistsError:
             if path.is_dir():
                 raise
-            raise ObjectExistsError(path.relative_to(self._objects).as_posix()) from None
+            raise errors.ObjectExistsError(path.relative_to(self._objects).as_posix()) from None
         temporary.unlink()
 
     def _make_dirs(self, folder: Path) -> None:
@@ -437,14 +422,14 @@ class LocalObjectStore:
         # The id becomes a path segment. Ids of this store are hex, so anything else is a
         # stranger's.
         if not (upload.upload_id.isascii() and upload.upload_id.isalnum()):
-            raise UploadNotFoundError(upload.key, upload.upload_id)
+            raise errors.UploadNotFoundError(upload.key, upload.upload_id)
         return self._uploads / upload.upload_id
 
     def _existing_folder(self, upload: MultipartUpload) -> Path:
         folder = self._upload_folder(upload)
         if not (folder / "key").is_file():
             self._check_root()
-            raise UploadNotFoundError(upload.key, upload.upload_id)
+            raise errors.UploadNotFoundError(upload.key, upload.upload_id)
         return folder
 
     def _add_part(
@@ -470,23 +455,25 @@ class LocalObjectStore:
             yield
         except FileNotFoundError:
             self._check_root()
-            raise ObjectNotFoundError(key) from None
+            raise errors.ObjectNotFoundError(key) from None
         except (NotADirectoryError, IsADirectoryError, FileExistsError):
-            raise InvalidKeyError(
+            raise errors.InvalidKeyError(
                 key, "its path is a directory of other keys, or contains an object"
             ) from None
         except PermissionError as error:
-            raise AccessDeniedError(
+            raise errors.AccessDeniedError(
                 f"{error.strerror} at {error.filename}. Fix the owner or mode below {self._root}"
             ) from error
         except OSError as error:
             problem = f"{error.strerror} on {key!r} below {self._root}"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
                 # Space and descriptors come back, so the caller may wait and retry.
-                raise StoreUnavailableError(
+                raise errors.StoreUnavailableError(
                     f"{problem}. Free space or repair, then retry"
                 ) from error
-            raise StoreRejectedError(f"{problem}. Fix the path or the file system") from error
+            raise errors.StoreRejectedError(
+                f"{problem}. Fix the path or the file system"
+            ) from error
 
 
 def _part_name(number: int) -> str:

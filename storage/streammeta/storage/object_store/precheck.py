@@ -17,12 +17,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from streammeta.storage.errors import ObjectExistsError, ObjectNotFoundError, StorageError
+from streammeta.storage.object_store.protocol import base as protocol
 from streammeta.storage.object_store.protocol.address import Checksum
-from streammeta.storage.object_store.protocol.base import (
-    MIN_PART_SIZE,
-    MultipartUpload,
-    ObjectStore,
-)
 
 FOLDER = "streammeta-precheck"
 # Enough to overlap on a fast server, and below the connections of a default pool.
@@ -75,7 +71,7 @@ class ChecksumProbe(Protocol):
 
 
 def run_precheck(
-    store: ObjectStore,
+    store: protocol.ObjectStore,
     on_step: Callable[[StepOutcome], None] = lambda _: None,
     *,
     step_s: float = STEP_S,
@@ -117,17 +113,17 @@ def _run_step(name: str, run: Callable[[], None]) -> StepOutcome:
 
 @dataclass(slots=True)
 class _Precheck:
-    store: ObjectStore
+    store: protocol.ObjectStore
     step_s: float
     _prefix: str = field(default_factory=lambda: f"{FOLDER}/{uuid.uuid4().hex}")
     _begun: list[str] = field(default_factory=list)
     _written: set[str] = field(default_factory=set)
-    _unfinished: MultipartUpload | None = None
+    _unfinished: protocol.MultipartUpload | None = None
 
     def steps(self) -> tuple[tuple[str, Callable[[], None]], ...]:
         """Return names and functions of the steps, in order."""
         plain, source, joined = "object", "source", "multipart"
-        body = MIN_PART_SIZE * b"m" + _TEXT
+        body = protocol.MIN_PART_SIZE * b"m" + _TEXT
         return (
             ("Write object", lambda: self._write(plain)),
             ("Read object", lambda: self._read(plain, _TEXT)),
@@ -164,7 +160,7 @@ class _Precheck:
         return "; ".join(f"{key} remains: {why}" for key, why in failed.items())
 
     @property
-    def _now(self) -> ObjectStore:
+    def _now(self) -> protocol.ObjectStore:
         return self.store.until(time.monotonic() + self.step_s)
 
     def _key(self, name: str) -> str:
@@ -207,7 +203,7 @@ class _Precheck:
         store = self._now
         self._unfinished = store.start_multipart(self._key(name))
         parts = [
-            store.upload_part(self._unfinished, 1, MIN_PART_SIZE * b"m"),
+            store.upload_part(self._unfinished, 1, protocol.MIN_PART_SIZE * b"m"),
             # Compaction copies blocks this way, and some servers do not implement it.
             store.copy_part(self._unfinished, 2, source_key, 0, len(_TEXT)),
         ]

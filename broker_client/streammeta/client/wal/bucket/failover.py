@@ -19,12 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from streammeta.client.errors import (
-    BrokerClientError,
-    FailoverSupersededError,
-    FailoverUnsettledError,
-    WriteAheadLogError,
-)
+from streammeta.client import errors
 from streammeta.client.model import NodeIdentity, Recovery
 from streammeta.client.nodes.session import BrokerSession, Heartbeat, OpenedStream
 from streammeta.client.resources.resources import ClosedAtExit
@@ -132,7 +127,7 @@ async def recover_node(
     newest = max(found, default=node.node_epoch)
     # A newer process has sealed and read the older logs itself.
     if newest > node.node_epoch:
-        raise FailoverSupersededError(node.node_id, node.node_epoch, newest)
+        raise errors.FailoverSupersededError(node.node_id, node.node_epoch, newest)
     # The store answers, so the node may be fenced: only the assigned recoverer may seal its log.
     await departed.list_pending()
     names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
@@ -153,7 +148,7 @@ async def recover_node(
             for log in sealed:
                 await discard_log(slots, log.name, me)
             return report
-    raise FailoverUnsettledError(node.node_id, node.node_epoch, _ATTEMPTS)
+    raise errors.FailoverUnsettledError(node.node_id, node.node_epoch, _ATTEMPTS)
 
 
 class _Attempt:
@@ -338,7 +333,7 @@ class FailoverWorker(ClosedAtExit):
                     DepartedNode(session, node, store, stored),
                     Sealer(own.node_id, own.node_epoch),
                 )
-        except (BrokerClientError, StorageError, WriteAheadLogError) as error:
+        except (errors.BrokerClientError, StorageError, errors.WriteAheadLogError) as error:
             _log.warning("failover of node %d failed, retrying: %s", node.node_id, error)
         except Exception:  # noqa: BLE001 - it must not stop the failover of other nodes
             _log.exception("failover of node %d failed, retrying", node.node_id)

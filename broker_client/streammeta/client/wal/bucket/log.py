@@ -16,16 +16,8 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from streammeta.client import errors
 from streammeta.client.arguments import check_kind, check_store
-from streammeta.client.errors import (
-    LogSealedError,
-    LogSweptError,
-    ObjectLogFailedError,
-    UnfitStoreError,
-    WriteAheadLogClosedError,
-    WriteAheadLogError,
-    WrongLogError,
-)
 from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit, ignore_failure, warn_unclosed
 from streammeta.client.wal.bucket import reading, sweeping
@@ -48,15 +40,7 @@ from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import CorruptObjectError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
-from streammeta.storage.object_log.slot import (
-    LOG_ID_SIZE,
-    SLOT_HEADER_SIZE,
-    Sealer,
-    Slot,
-    SlotKind,
-    decode_slot,
-    sealer_body,
-)
+from streammeta.storage.object_log import slot as slot_format
 from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.storage.object_store.protocol.patience import Patience
@@ -101,7 +85,7 @@ class ObjectLog(ClosedAtExit):
         self._clock = clock
         self._recovered_bytes = sum(record.encoded_size for record in recovered)
         self._loop = asyncio.get_running_loop()
-        self._me = Sealer(queue.log.node_id, queue.log.node_epoch)
+        self._me = slot_format.Sealer(queue.log.node_id, queue.log.node_epoch)
         self.recovered_end = len(recovered)
         self._timer: asyncio.TimerHandle | None = None
         self._uploads: set[asyncio.Task[None]] = set()
@@ -111,7 +95,7 @@ class ObjectLog(ClosedAtExit):
         self._deleted_below = 1
         self._idle = asyncio.Event()
         self._idle.set()
-        self._ended: WriteAheadLogError | None = None
+        self._ended: errors.WriteAheadLogError | None = None
         self._is_closed = False
         self.slots = 0
         self.slot_bytes = 0
@@ -138,7 +122,9 @@ class ObjectLog(ClosedAtExit):
 
         slots = BucketSlots(store, bounds.parallel_uploads + 1)
         try:
-            return await cls.open_in(slots, identity, bounds, secrets.token_bytes(LOG_ID_SIZE))
+            return await cls.open_in(
+                slots, identity, bounds, secrets.token_bytes(slot_format.LOG_ID_SIZE)
+            )
         except BaseException:
             slots.close()
             raise
@@ -162,7 +148,7 @@ class ObjectLog(ClosedAtExit):
         # The claim comes first: of two processes that start together, the older finds the newer.
         found = await _list_with_claim(slots, name)
         await _check_own_place(slots, name, found)
-        me = Sealer(name.node_id, name.node_epoch)
+        me = slot_format.Sealer(name.node_id, name.node_epoch)
         former: list[SealedLog] = []
         records: list[RecordBatch] = []
         # In ascending order of epochs, so recovered records are in append order.
@@ -217,7 +203,7 @@ class ObjectLog(ClosedAtExit):
     @property
     def max_record_bytes(self) -> int:
         """The size of the largest encoded record that ever fits."""
-        return min(self._config.max_bytes, _MAX_SLOT) - SLOT_HEADER_SIZE
+        return min(self._config.max_bytes, _MAX_SLOT) - slot_format.SLOT_HEADER_SIZE
 
     def has_room(self, size: int) -> bool:
         """Return whether records of `size` encoded bytes may all be appended now.
@@ -229,7 +215,7 @@ class ObjectLog(ClosedAtExit):
         # Recovered records are in the log already and need no space in it.
         if size == 0:
             return True
-        queue, cost = self._queue, size + SLOT_HEADER_SIZE
+        queue, cost = self._queue, size + slot_format.SLOT_HEADER_SIZE
         unflushed = queue.unflushed_bytes
         # One record may exceed the limit if nothing else waits, or it could never be appended.
         if unflushed and unflushed + cost > self._config.max_unflushed_bytes:
@@ -313,7 +299,7 @@ class ObjectLog(ClosedAtExit):
             _log.warning("log %s is not sealed, the next process recovers it: %s", prefix, error)
         finally:
             self._is_closed = True
-            self._end(WriteAheadLogClosedError("the write-ahead log is closed"))
+            self._end(errors.WriteAheadLogClosedError("the write-ahead log is closed"))
             others = (self._cleaning, self._sweeping)
             tasks = [*self._uploads, *(task for task in others if task is not None)]
             for task in tasks:
@@ -326,7 +312,7 @@ class ObjectLog(ClosedAtExit):
     async def _leave(self) -> None:
         """Seal this log, which has no unsettled record, and delete its other slots."""
         queue = self._queue
-        seal = queue.seal(SlotKind.SEAL, sealer_body(self._me))
+        seal = queue.seal(slot_format.SlotKind.SEAL, slot_format.sealer_body(self._me))
         if await self._slots.create(queue.log.slot_key(seal.sequence), [seal.encode()]):
             await delete_slots(self._slots, queue.log, range(self._deleted_below, seal.sequence))
 
@@ -366,16 +352,18 @@ class ObjectLog(ClosedAtExit):
                     if self._lease.covers(self._clock()) or await self._has_claim():
                         self._complete(upload)
                     else:
-                        self._end(LogSweptError(self._queue.log.slot_key(0)))
+                        self._end(errors.LogSweptError(self._queue.log.slot_key(0)))
                 else:
-                    self._end(LogSealedError(upload.key, await self._describe_sealer(upload.key)))
+                    self._end(
+                        errors.LogSealedError(upload.key, await self._describe_sealer(upload.key))
+                    )
                 return
             except StorageError as error:
                 wait = _PATIENCE.wait_s(error, attempt)
                 if wait is None:
                     # A rejection that can't pass, such as a missing permission: records would never
                     # be durable.
-                    self._end(ObjectLogFailedError(upload.key, str(error)))
+                    self._end(errors.ObjectLogFailedError(upload.key, str(error)))
                     return
                 _log.warning("slot %s failed, retrying in %g s: %s", upload.key, wait, error)
 
@@ -387,9 +375,10 @@ class ObjectLog(ClosedAtExit):
         key = self._queue.log.slot_key(0)
         data = await self._slots.get(key)
         try:
-            return data is not None and (
-                decode_slot(data, key, self._queue.log.namespace).log_id == self._queue.log_id
-            )
+            if data is None:
+                return False
+            slot = slot_format.decode_slot(data, key, self._queue.log.namespace)
+            return slot.log_id == self._queue.log_id
         except CorruptObjectError as error:
             raise StoreUnavailableError(f"the claim of this log can't be read: {error}") from error
 
@@ -398,8 +387,8 @@ class ObjectLog(ClosedAtExit):
         try:
             data = await self._slots.get(key)
             if data is not None:
-                slot = decode_slot(data, key, self._queue.log.namespace)
-                if slot.kind is SlotKind.SEAL:
+                slot = slot_format.decode_slot(data, key, self._queue.log.namespace)
+                if slot.kind is slot_format.SlotKind.SEAL:
                     sealer = slot.sealer()
                     return f"process {sealer.node_epoch} of node {sealer.node_id}"
         except (StorageError, CorruptObjectError) as error:
@@ -419,7 +408,7 @@ class ObjectLog(ClosedAtExit):
         self._pump()
         self._clean()
 
-    def _end(self, error: WriteAheadLogError) -> None:
+    def _end(self, error: errors.WriteAheadLogError) -> None:
         """Accept no more records, and fail all that are not acknowledged."""
         if self._ended is not None:
             return
@@ -477,14 +466,16 @@ async def _claim(slots: SlotStore, name: LogName, log_id: bytes) -> None:
     id of its process, so a retry after a lost answer succeeds.
     """
     key = name.slot_key(0)
-    first = Slot(name, log_id, 0, 0, 0, SlotKind.RECORDS)
+    first = slot_format.Slot(name, log_id, 0, 0, 0, slot_format.SlotKind.RECORDS)
     if not await _create_again(slots, key, first.encode()):
         raise _epoch_in_use(name)
     # The second put must fail: a store that ignores its condition can't fence any process.
     # Different bytes, as `SlotStore.create` accepts an existing object with the same ones.
-    other = Slot(name, bytes(byte ^ 0xFF for byte in log_id), 0, 0, 0, SlotKind.RECORDS)
+    other = slot_format.Slot(
+        name, bytes(byte ^ 0xFF for byte in log_id), 0, 0, 0, slot_format.SlotKind.RECORDS
+    )
     if await slots.create(key, [other.encode()]):
-        raise UnfitStoreError(key)
+        raise errors.UnfitStoreError(key)
 
 
 async def _create_again(slots: SlotStore, key: str, data: bytes) -> bool:
@@ -515,7 +506,7 @@ async def _list_with_claim(slots: SlotStore, name: LogName) -> dict[int, FoundLo
 async def _check_own_place(slots: SlotStore, name: LogName, found: Mapping[int, FoundLog]) -> None:
     """Raise `WrongLogError` unless the log is the node's newest and contains only its claim."""
     if max(found) > name.node_epoch:
-        raise WrongLogError(
+        raise errors.WrongLogError(
             f"node {name.node_id} has a write-ahead log of the newer process {max(found)}, this"
             f" one is {name.node_epoch}: stop it, or start it with a larger node epoch"
         )
@@ -525,8 +516,8 @@ async def _check_own_place(slots: SlotStore, name: LogName, found: Mapping[int, 
         raise _epoch_in_use(name)
 
 
-def _epoch_in_use(name: LogName) -> WrongLogError:
-    return WrongLogError(
+def _epoch_in_use(name: LogName) -> errors.WrongLogError:
+    return errors.WrongLogError(
         f"the write-ahead log {name.prefix} already exists: a process of this epoch created it, or"
         f" another broker recovered it. Start this process with a node epoch above"
         f" {name.node_epoch}"

@@ -10,13 +10,7 @@ from collections.abc import Iterable
 
 from streammeta.client.wal.bucket.bucket_slots import SlotStore
 from streammeta.storage.object_format.record import RecordBatch, encode_record
-from streammeta.storage.object_log.slot import (
-    LOG_ID_SIZE,
-    Slot,
-    SlotKind,
-    aside_body,
-    decode_slot,
-)
+from streammeta.storage.object_log import slot as slot_format
 from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -35,15 +29,15 @@ async def write_aside(
     body = b"".join(encoded)
     # From the records alone: the reason may differ between two attempts.
     token = hashlib.sha256(body).hexdigest()[:32]
-    slot = Slot(
+    slot = slot_format.Slot(
         log,
-        bytes(LOG_ID_SIZE),
+        bytes(slot_format.LOG_ID_SIZE),
         0,
         0,
         0,
-        SlotKind.ASIDE,
+        slot_format.SlotKind.ASIDE,
         len(encoded),
-        aside_body(reason, body),
+        slot_format.aside_body(reason, body),
     )
     key = log.aside_key(token)
     await slots.put(key, slot.encode())
@@ -56,5 +50,5 @@ def read_aside(store: ObjectStore, key: str, namespace: str) -> tuple[str, list[
 
     Raises `CorruptObjectError`, `ObjectNotFoundError`, and errors of the read.
     """
-    slot = decode_slot(store.get_range(key), key, namespace)
+    slot = slot_format.decode_slot(store.get_range(key), key, namespace)
     return slot.reason(), slot.records(key)

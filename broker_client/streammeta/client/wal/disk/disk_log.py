@@ -17,24 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 from streammeta.client.errors import DamagedLogError, LogLockedError, WrongLogError
+from streammeta.client.wal.disk import files as log_files
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
-from streammeta.client.wal.disk.files import (
-    SEGMENT_MAGIC,
-    SET_ASIDE_MAGIC,
-    STATE_MAGIC,
-    STATE_NAME,
-    BadHeaderError,
-    FileHeader,
-    FrameKind,
-    LogSegment,
-    StateFile,
-    check_owner,
-    is_kept_aside,
-    is_leftover,
-    read_state_header,
-    records_in,
-    segment_paths,
-)
 from streammeta.client.wal.disk.set_aside import set_aside_path, write_set_aside
 from streammeta.storage.durable_files import (
     DirectoryInUseError,
@@ -92,17 +76,21 @@ def lock_directory(
 
 
 def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) -> None:
-    path = directory / STATE_NAME
+    path = directory / log_files.STATE_NAME
     # The lock is taken later: a foreign directory must not even get a lock file.
-    header = read_state_header(files, path)
+    header = log_files.read_state_header(files, path)
     if header is not None:
-        check_owner(header, identity, path)
+        log_files.check_owner(header, identity, path)
         return
     # A new volume is empty except for files of its file system.
     names = set(files.names(directory)) - _LEFT_BY_FILE_SYSTEMS - {LOCK_NAME}
-    if segment_paths(files, directory):
+    if log_files.segment_paths(files, directory):
         raise DamagedLogError(path, 0, "the file is missing, though there are segments")
-    foreign = sorted(name for name in names if not is_leftover(name) and not is_kept_aside(name))
+    foreign = sorted(
+        name
+        for name in names
+        if not log_files.is_leftover(name) and not log_files.is_kept_aside(name)
+    )
     if foreign:
         raise WrongLogError(
             f"{directory} contains {', '.join(foreign[:5])} but no write-ahead log. Pass an empty"
@@ -119,7 +107,7 @@ class _ScannedLog:
     records that a quarantine gave up.
     """
 
-    segments: tuple[LogSegment, ...]
+    segments: tuple[log_files.LogSegment, ...]
     end: int
     unflushed_from: int
     lost: int
@@ -145,7 +133,7 @@ class DiskLog:
         directory: Path,
         identity: LogIdentity,
         config: LogConfig,
-        state: StateFile,
+        state: log_files.StateFile,
         scanned: _ScannedLog,
     ) -> None:
         self._files = files
@@ -174,18 +162,18 @@ class DiskLog:
             WrongLogError, DamagedLogError: as `_scan` raises them. Nothing was changed.
             OSError: the disk failed or is full.
         """
-        path = directory / STATE_NAME
+        path = directory / log_files.STATE_NAME
         # `lock_directory` has made sure that there are no segments without a state.
-        if STATE_NAME not in files.names(directory):
-            header = FileHeader(
-                STATE_MAGIC, identity.namespace, identity.node_id, uuid.uuid4().bytes, 0
+        if log_files.STATE_NAME not in files.names(directory):
+            header = log_files.FileHeader(
+                log_files.STATE_MAGIC, identity.namespace, identity.node_id, uuid.uuid4().bytes, 0
             )
-            StateFile.create(files, path, header, 0, 0)
+            log_files.StateFile.create(files, path, header, 0, 0)
 
         with ExitStack() as undo:
-            state = StateFile.open(files, path)
+            state = log_files.StateFile.open(files, path)
             undo.callback(state.close)
-            check_owner(state.header, identity, path)
+            log_files.check_owner(state.header, identity, path)
             scanned = _scan(files, directory, identity, state)
             opened = cls(files, directory, identity, config, state, scanned)
             undo.pop_all()
@@ -243,8 +231,8 @@ class DiskLog:
         """Write `records` into a file next to the log and return None for no records."""
         path = set_aside_path(self._directory, self.trimmed, self._set_aside_count)
         state = self._state.header
-        header = FileHeader(
-            SET_ASIDE_MAGIC, state.namespace, state.node_id, state.log_id, self.trimmed
+        header = log_files.FileHeader(
+            log_files.SET_ASIDE_MAGIC, state.namespace, state.node_id, state.log_id, self.trimmed
         )
         if not write_set_aside(self._files, path, header, self._node_epoch, records, reason):
             return None
@@ -274,7 +262,7 @@ class DiskLog:
     def _repair(self, scanned: _ScannedLog) -> None:
         """Remove torn, unfinished and trimmed data, and make the rest durable."""
         for name in self._files.names(self._directory):
-            if is_leftover(name):
+            if log_files.is_leftover(name):
                 self._files.remove(self._directory / name)
         if scanned.end < self.trimmed:
             self.start_over(self.trimmed)
@@ -301,7 +289,7 @@ class DiskLog:
                 base_offset=group.base_offset,
                 epoch=self._node_epoch,
                 flushed_end=self._state.flushed,
-                kind=FrameKind.RECORDS,
+                kind=log_files.FrameKind.RECORDS,
                 count=group.count,
             )
         )
@@ -317,8 +305,10 @@ class DiskLog:
 
     def _begin_segment(self) -> None:
         state = self._state.header
-        header = FileHeader(SEGMENT_MAGIC, state.namespace, state.node_id, state.log_id, self.end)
-        self._segments.append(LogSegment.create(self._files, self._directory, header))
+        header = log_files.FileHeader(
+            log_files.SEGMENT_MAGIC, state.namespace, state.node_id, state.log_id, self.end
+        )
+        self._segments.append(log_files.LogSegment.create(self._files, self._directory, header))
 
     def _sync(self) -> None:
         if not self._has_unsynced:
@@ -362,12 +352,12 @@ def _records_of(frames: FrameReader, path: Path, begin: int, end: int) -> Iterat
                 return
             # A trim may end inside a frame.
             skipped = max(0, begin - header.base_offset)
-            yield from islice(records_in(header, body), skipped, None)
+            yield from islice(log_files.records_in(header, body), skipped, None)
     except BadFrameError as error:
         raise DamagedLogError(path, frames.position, f"the frame there: {error}") from error
 
 
-def _rewrite(segment: LogSegment, position: int) -> None:
+def _rewrite(segment: log_files.LogSegment, position: int) -> None:
     """Write again the bytes that may not be on the disk.
 
     After a failed sync the kernel may consider pages clean that never reached the disk, and a new
@@ -379,7 +369,7 @@ def _rewrite(segment: LogSegment, position: int) -> None:
 
 
 def _scan(
-    files: FileSystem, directory: Path, identity: LogIdentity, state: StateFile
+    files: FileSystem, directory: Path, identity: LogIdentity, state: log_files.StateFile
 ) -> _ScannedLog:
     """Read every frame.
 
@@ -387,15 +377,15 @@ def _scan(
         WrongLogError: a segment belongs to another node or namespace, or a newer process wrote it.
         DamagedLogError: flushed records can't be read. It names the first such place.
     """
-    segments: list[LogSegment] = []
+    segments: list[log_files.LogSegment] = []
     with ExitStack() as undo:
-        for path in segment_paths(files, directory):
+        for path in log_files.segment_paths(files, directory):
             try:
-                segment = LogSegment.open(files, path)
-            except BadHeaderError as error:
+                segment = log_files.LogSegment.open(files, path)
+            except log_files.BadHeaderError as error:
                 raise DamagedLogError(path, 0, str(error)) from None
             undo.callback(segment.close)
-            check_owner(segment.header, identity, path)
+            log_files.check_owner(segment.header, identity, path)
             # A copied segment of another log would insert foreign records.
             if segment.header.log_id != state.header.log_id:
                 raise WrongLogError(
@@ -409,7 +399,10 @@ def _scan(
 
 
 def _read(
-    directory: Path, segments: Sequence[LogSegment], identity: LogIdentity, state: StateFile
+    directory: Path,
+    segments: Sequence[log_files.LogSegment],
+    identity: LogIdentity,
+    state: log_files.StateFile,
 ) -> _ScannedLog:
     # Without segments the log is empty, and continues at the trimmed position.
     end = segments[0].base_offset if segments else state.trimmed
@@ -443,7 +436,7 @@ def _read(
     return _ScannedLog(tuple(segments), end, unflushed_from, lost)
 
 
-def _read_segment(segment: LogSegment, flushed: int) -> _Reading:
+def _read_segment(segment: log_files.LogSegment, flushed: int) -> _Reading:
     """Read the frames of one segment, and set its `size` to the end of the last valid one."""
     frames = segment.codec.frames(segment.file, segment.size)
     reading = _Reading(segment.base_offset, segment.size)
@@ -454,7 +447,7 @@ def _read_segment(segment: LogSegment, flushed: int) -> _Reading:
                 raise BadFrameError(f"it begins with record {header.base_offset}")
             reading.end = header.end_offset
             reading.newest_epoch = max(reading.newest_epoch, header.epoch)
-            if header.kind == FrameKind.LOST:
+            if header.kind == log_files.FrameKind.LOST:
                 reading.lost += header.count
             segment.size = frames.position
             if reading.end <= flushed:
@@ -466,7 +459,10 @@ def _read_segment(segment: LogSegment, flushed: int) -> _Reading:
 
 
 def _check_end(
-    segment: LogSegment, reading: _Reading, following: LogSegment | None, state: StateFile
+    segment: log_files.LogSegment,
+    reading: _Reading,
+    following: log_files.LogSegment | None,
+    state: log_files.StateFile,
 ) -> None:
     """Raise `DamagedLogError` if the segment must not end where it was read to.
 

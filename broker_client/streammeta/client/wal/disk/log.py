@@ -26,13 +26,8 @@ from streammeta.client.errors import (
 )
 from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit, ignore_failure, warn_unclosed
+from streammeta.client.wal.disk import disk_log
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
-from streammeta.client.wal.disk.disk_log import (
-    DiskLog,
-    RecordGroup,
-    SegmentInfo,
-    lock_directory,
-)
 from streammeta.client.wal.disk.files import STATE_NAME, read_state_header
 from streammeta.client.wal.disk.quarantine import quarantine
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
@@ -45,7 +40,7 @@ _log = logging.getLogger(__name__)
 OnDamage = Literal["refuse", "quarantine"]
 
 
-class _Group(RecordGroup):
+class _Group(disk_log.RecordGroup):
     """A group and the future of its callers."""
 
     __slots__ = ("done", "size")
@@ -61,7 +56,7 @@ class _Outcome:
     """Groups that the thread has written, the segments, and where the log must still start over."""
 
     written: int
-    segments: tuple[SegmentInfo, ...]
+    segments: tuple[disk_log.SegmentInfo, ...]
     start_over_at: int | None = None
 
 
@@ -90,7 +85,7 @@ class WriteAheadLog(ClosedAtExit):
         self,
         directory: Path,
         config: LogConfig,
-        disk: DiskLog,
+        disk: disk_log.DiskLog,
         lock: Lock,
         thread: ThreadPoolExecutor,
     ) -> None:
@@ -152,16 +147,16 @@ class WriteAheadLog(ClosedAtExit):
         # One thread: `DiskLog` is not safe for more, and the disk has one queue.
         thread = ThreadPoolExecutor(1, thread_name_prefix="write-ahead-log")
 
-        def open_disk() -> tuple[DiskLog, Lock]:
+        def open_disk() -> tuple[disk_log.DiskLog, Lock]:
             # Everything below changes files, so the lock comes first.
-            lock = lock_directory(disk_files, path, identity, mends=damage == "quarantine")
+            lock = disk_log.lock_directory(disk_files, path, identity, mends=damage == "quarantine")
             try:
                 missing = 0
                 if damage == "quarantine":
                     missing = quarantine(disk_files, path, identity)
                 if (cure := advise_private(path)) is not None:
                     _log.warning("other users can read the write-ahead log, run: %s", cure)
-                disk = DiskLog.open(disk_files, path, identity, bounds)
+                disk = disk_log.DiskLog.open(disk_files, path, identity, bounds)
                 disk.lost += missing
                 return disk, lock
             except BaseException:

@@ -15,22 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from streammeta.client.errors import DamagedLogError, WrongLogError
+from streammeta.client.wal.disk import files as log_files
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.files import (
-    MAX_HEADER_SIZE,
-    SEGMENT_MAGIC,
-    STATE_MAGIC,
-    STATE_NAME,
-    SUFFIX,
-    BadHeaderError,
-    FileHeader,
-    FrameKind,
-    LogSegment,
-    StateFile,
-    check_owner,
-    decode_file_header,
-    segment_paths,
-)
 from streammeta.storage.durable_files import FileSystem, pieces_of, replace_file
 from streammeta.storage.segmented_log import Damage, FrameHeader, segment_base
 
@@ -67,7 +53,7 @@ def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int
     """
     state = _repair_state(files, directory, identity)
     try:
-        paths = segment_paths(files, directory)
+        paths = log_files.segment_paths(files, directory)
         first = _base_of(paths[0]) if paths else state.flushed
         missing = max(0, first - state.trimmed)
         # The state is moved past the gap, or opening the log would report it as damage again.
@@ -83,32 +69,36 @@ def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int
         state.close()
 
 
-def _repair_state(files: FileSystem, directory: Path, identity: LogIdentity) -> StateFile:
-    path = directory / STATE_NAME
+def _repair_state(files: FileSystem, directory: Path, identity: LogIdentity) -> log_files.StateFile:
+    path = directory / log_files.STATE_NAME
     with suppress(DamagedLogError, FileNotFoundError):
-        return StateFile.open(files, path)
-    paths = segment_paths(files, directory)
+        return log_files.StateFile.open(files, path)
+    paths = log_files.segment_paths(files, directory)
     headers = [_header_of(files, segment, identity) for segment in paths]
     known = next((header for header in headers if header is not None), None)
     if known is None:
         raise DamagedLogError(path, 0, "neither it nor any segment names the owner of the log")
 
     # Renamed, as its bytes may help to find the cause.
-    if STATE_NAME in files.names(directory):
-        files.rename(path, path.with_name(f"{STATE_NAME}.damaged"))
-    header = FileHeader(STATE_MAGIC, identity.namespace, identity.node_id, known.log_id, 0)
+    if log_files.STATE_NAME in files.names(directory):
+        files.rename(path, path.with_name(f"{log_files.STATE_NAME}.damaged"))
+    header = log_files.FileHeader(
+        log_files.STATE_MAGIC, identity.namespace, identity.node_id, known.log_id, 0
+    )
     # Without the state nothing is known to be trimmed or flushed: every readable record counts.
     first = min(_base_of(segment) for segment in paths)
-    StateFile.create(files, path, header, first, first)
+    log_files.StateFile.create(files, path, header, first, first)
 
-    return StateFile.open(files, path)
+    return log_files.StateFile.open(files, path)
 
 
-def _header_of(files: FileSystem, path: Path, identity: LogIdentity) -> FileHeader | None:
+def _header_of(files: FileSystem, path: Path, identity: LogIdentity) -> log_files.FileHeader | None:
     """Read a segment's header, None if it is damaged. Raises `WrongLogError`."""
-    with closing(files.open(path)) as file, suppress(BadHeaderError):
-        header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
-        check_owner(header, identity, path)
+    with closing(files.open(path)) as file, suppress(log_files.BadHeaderError):
+        header = log_files.decode_file_header(
+            file.read(0, log_files.MAX_HEADER_SIZE), log_files.SEGMENT_MAGIC, path
+        )
+        log_files.check_owner(header, identity, path)
         return header
     return None
 
@@ -118,16 +108,20 @@ def _repair_segment(
     path: Path,
     following: Path | None,
     identity: LogIdentity,
-    state: StateFile,
+    state: log_files.StateFile,
 ) -> None:
     old_header = _header_of(files, path, identity)
     if old_header is not None and old_header.log_id != state.header.log_id:
         raise WrongLogError(f"{path} belongs to another write-ahead log. Move the file away")
-    header = FileHeader(
-        SEGMENT_MAGIC, identity.namespace, identity.node_id, state.header.log_id, _base_of(path)
+    header = log_files.FileHeader(
+        log_files.SEGMENT_MAGIC,
+        identity.namespace,
+        identity.node_id,
+        state.header.log_id,
+        _base_of(path),
     )
 
-    with closing(LogSegment(path, files.open(path), header)) as segment:
+    with closing(log_files.LogSegment(path, files.open(path), header)) as segment:
         salvage = _salvage(segment)
         if following is not None:
             end = _base_of(following)
@@ -143,7 +137,7 @@ def _repair_segment(
         replace_file(files, path, repaired)
 
 
-def _salvage(segment: LogSegment) -> _Salvage:
+def _salvage(segment: log_files.LogSegment) -> _Salvage:
     """Find the valid frames of a segment, even after damage."""
     found = _Salvage(segment.base_offset)
     for position, frame in segment.frames_past_damage(segment.header_size):
@@ -167,7 +161,7 @@ def _salvage(segment: LogSegment) -> _Salvage:
 
 
 def _repaired_pieces(
-    segment: LogSegment, salvage: _Salvage, end: int, node_epoch: int
+    segment: log_files.LogSegment, salvage: _Salvage, end: int, node_epoch: int
 ) -> Iterator[bytes]:
     """Yield the bytes of the segment that replaces the damaged one."""
     yield segment.header.encode()
@@ -181,7 +175,9 @@ def _repaired_pieces(
     yield from _lost_frames(segment, expected, end, node_epoch)
 
 
-def _lost_frames(segment: LogSegment, begin: int, end: int, node_epoch: int) -> Iterator[bytes]:
+def _lost_frames(
+    segment: log_files.LogSegment, begin: int, end: int, node_epoch: int
+) -> Iterator[bytes]:
     if begin < end:
         _log.error("%s: records %d to %d are lost", segment.path, begin, end - 1)
     # The count of a frame has 32 bits.
@@ -192,13 +188,13 @@ def _lost_frames(segment: LogSegment, begin: int, end: int, node_epoch: int) -> 
             base_offset=begin,
             epoch=node_epoch,
             flushed_end=begin,
-            kind=FrameKind.LOST,
+            kind=log_files.FrameKind.LOST,
             count=count,
         )
         begin += count
 
 
 def _base_of(path: Path) -> int:
-    base_offset = segment_base(path.name, SUFFIX)
+    base_offset = segment_base(path.name, log_files.SUFFIX)
     assert base_offset is not None, f"{path} is not a segment"
     return base_offset

@@ -15,16 +15,7 @@ from pathlib import Path
 
 from streammeta.client.arguments import check_path
 from streammeta.client.errors import DamagedLogError
-from streammeta.client.wal.disk.files import (
-    MAX_HEADER_SIZE,
-    SET_ASIDE_MAGIC,
-    BadHeaderError,
-    FileHeader,
-    FrameKind,
-    decode_file_header,
-    frame_codec,
-    records_in,
-)
+from streammeta.client.wal.disk import files as log_files
 from streammeta.storage.durable_files import FileSystem, PosixFileSystem, replace_file
 from streammeta.storage.object_format.record import RecordBatch, encode_record
 from streammeta.storage.segmented_log import BadFrameError
@@ -44,7 +35,7 @@ def set_aside_path(directory: Path, trimmed: int, number: int) -> Path:
 def write_set_aside(
     files: FileSystem,
     path: Path,
-    header: FileHeader,
+    header: log_files.FileHeader,
     node_epoch: int,
     records: Iterable[RecordBatch],
     reason: str,
@@ -55,12 +46,12 @@ def write_set_aside(
     first = next(frames, None)
     if first is None:
         return False
-    text = frame_codec(header.log_id).encode(
+    text = log_files.frame_codec(header.log_id).encode(
         reason.encode(),
         base_offset=0,
         epoch=node_epoch,
         flushed_end=0,
-        kind=FrameKind.TEXT,
+        kind=log_files.FrameKind.TEXT,
         count=0,
     )
     replace_file(files, path, chain([header.encode() + text + first], frames))
@@ -81,23 +72,27 @@ def _read(path: Path, files: FileSystem | None) -> Iterator[str | RecordBatch]:
     with closing((files or PosixFileSystem()).open(path)) as file:
         position = 0
         try:
-            header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SET_ASIDE_MAGIC, path)
+            header = log_files.decode_file_header(
+                file.read(0, log_files.MAX_HEADER_SIZE), log_files.SET_ASIDE_MAGIC, path
+            )
             position = header.size
-            frames = frame_codec(header.log_id).frames(file, position)
+            frames = log_files.frame_codec(header.log_id).frames(file, position)
             while frame := frames.next():
-                if frame[0].kind == FrameKind.TEXT:
+                if frame[0].kind == log_files.FrameKind.TEXT:
                     yield frame[1].decode()
-                yield from records_in(*frame)
+                yield from log_files.records_in(*frame)
                 # For the message: the last valid frame ends here.
                 position = frames.position
-        except BadHeaderError as error:
+        except log_files.BadHeaderError as error:
             raise DamagedLogError(path, position, str(error)) from None
         except BadFrameError as error:
             raise DamagedLogError(path, position, f"the frame there: {error}") from None
 
 
-def _frames(header: FileHeader, node_epoch: int, records: Iterable[RecordBatch]) -> Iterator[bytes]:
-    codec = frame_codec(header.log_id)
+def _frames(
+    header: log_files.FileHeader, node_epoch: int, records: Iterable[RecordBatch]
+) -> Iterator[bytes]:
+    codec = log_files.frame_codec(header.log_id)
     count = 0
     for group in _groups(records):
         yield codec.encode(
@@ -105,7 +100,7 @@ def _frames(header: FileHeader, node_epoch: int, records: Iterable[RecordBatch])
             base_offset=count,
             epoch=node_epoch,
             flushed_end=count,
-            kind=FrameKind.RECORDS,
+            kind=log_files.FrameKind.RECORDS,
             count=len(group),
         )
         count += len(group)

@@ -32,14 +32,7 @@ from streammeta.brokers.partition.opening import (
     open_log,
     partition_tags,
 )
-from streammeta.client import StreamClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    ControllerUnavailableError,
-    StorageError,
-    StreamEpochMismatchError,
-    StreamFencedError,
-)
+from streammeta.client import StreamClient, errors
 
 VIEW_INTERVAL_S = 0.5
 """Maximum interval between two reads of the view, in seconds. A watch event shortens it."""
@@ -148,7 +141,7 @@ class Broker:
         await asyncio.gather(*(self._close_log(log, slots, deadline) for log in self.logs.values()))
         # With open partitions the key stays, and others wait for the session to expire.
         if not self._report_unclosed():
-            with contextlib.suppress(BrokerClientError, TimeoutError):
+            with contextlib.suppress(errors.BrokerClientError, TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self.keys.delete([f"broker/{self.node_id}"])
         self.logs.clear()
@@ -156,7 +149,9 @@ class Broker:
     async def _close_log(
         self, log: PartitionLog, slots: asyncio.Semaphore, deadline: float
     ) -> None:
-        with contextlib.suppress(BrokerClientError, PartitionError, StorageError, TimeoutError):
+        with contextlib.suppress(
+            errors.BrokerClientError, PartitionError, errors.StorageError, TimeoutError
+        ):
             async with asyncio.timeout_at(deadline), slots:
                 await log.close()
 
@@ -293,7 +288,7 @@ class Broker:
                 if time.monotonic() - self._housekept_at > HOUSEKEEPING_S:
                     self._housekept_at = time.monotonic()
                     await self._housekeep()
-            except ControllerUnavailableError as error:
+            except errors.ControllerUnavailableError as error:
                 _log.warning("reading the view failed, retrying: %s", error)
             except Exception:  # noqa: BLE001 - partitions must be opened and closed all the same
                 _log.exception("acting on the view failed, retrying after the next read")
@@ -337,7 +332,7 @@ class Broker:
                     log.config = config
 
     async def _close_streams(self, log: PartitionLog) -> None:
-        with contextlib.suppress(BrokerClientError):
+        with contextlib.suppress(errors.BrokerClientError):
             await self.client.close_streams(log.stream_ids)
 
     def _open_gained(self) -> None:
@@ -363,9 +358,9 @@ class Broker:
             self.logs[place] = await open_log(self.client, meta_id, leader.epoch, tags, config)
             self._failed_openings.pop(place, None)
             self._note_change()
-        except (StreamFencedError, StreamEpochMismatchError):
+        except (errors.StreamFencedError, errors.StreamEpochMismatchError):
             await self._next_epoch(place, leader)
-        except (BrokerClientError, PartitionError, StorageError) as error:
+        except (errors.BrokerClientError, PartitionError, errors.StorageError) as error:
             _log.warning("opening %s-%d failed, retrying: %s", topic.name, place[1], error)
             self._retry_opening(place)
 
@@ -379,7 +374,7 @@ class Broker:
 
     async def _next_epoch(self, place: Place, leader: Leader) -> None:
         following = Leader(self.node_id, leader.epoch + 1)
-        with contextlib.suppress(BrokerClientError):
+        with contextlib.suppress(errors.BrokerClientError):
             await self.keys.put({leader_key(*place): following.document()}, leader.version)
 
     async def _meta_stream(self, topic_id: str, partition: int) -> int:
@@ -400,7 +395,7 @@ class Broker:
         for place, log in list(self.logs.items()):
             try:
                 await log.housekeep()
-            except (BrokerClientError, PartitionError, StorageError) as error:
+            except (errors.BrokerClientError, PartitionError, errors.StorageError) as error:
                 _log.warning(
                     "retention of %s-%d failed, retrying at the next round: %s", *place, error
                 )

@@ -15,13 +15,8 @@ from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import Any
 
+from streammeta.brokers.kafka.protocol import request_elements
 from streammeta.brokers.kafka.protocol.codes import Code
-from streammeta.brokers.kafka.protocol.request_elements import (
-    ELEMENTS_MAX,
-    TooManyElementsError,
-    count_elements,
-    item_type,
-)
 from streammeta.storage.installation import optional_packages
 
 with optional_packages("the Kafka-shaped broker"):
@@ -110,15 +105,15 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
                 return Request(api_key, version, correlation_id, "", None)
             raise MalformedRequestError(f"API {api_key} version {version} is not supported")
         schema: Any = load_request_schema(api_key, version)
-        elements = count_elements(schema, frame)
+        elements = request_elements.count_elements(schema, frame)
         header, size = entity_reader(schema.__header_schema__)(frame, 0)
         body, used = entity_reader(schema)(frame, size)
     except MalformedRequestError:
         raise
-    except TooManyElementsError as error:
+    except request_elements.TooManyElementsError as error:
         raise MalformedRequestError(
-            f"a request of API {api_key} in version {version} has more than {ELEMENTS_MAX}"
-            " elements in its lists. Send several smaller requests"
+            f"a request of API {api_key} in version {version} has more than"
+            f" {request_elements.ELEMENTS_MAX} elements in its lists. Send several smaller requests"
         ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:_REASON_MAX]}"
@@ -232,7 +227,7 @@ def _maker(field: Any, hint: Any) -> tuple[Callable[[Any], Any], Any]:
     """Return the conversion of a field's value, and the default of a missing field."""
     has_default = field.default is not dataclasses.MISSING
     kind = field.metadata.get("kafka_type")
-    item: Any = item_type(hint)
+    item: Any = request_elements.item_type(hint)
     if item is not None:
         is_struct = hasattr(item, "__dataclass_fields__")
         build: Callable[[Any], Any] = _builder(item) if is_struct else _same

@@ -10,19 +10,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from streammeta.brokers.kafka.protocol import wire
 from streammeta.brokers.kafka.protocol.codes import Code
-from streammeta.brokers.kafka.protocol.wire import (
-    API_VERSIONS,
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    MalformedRequestError,
-    Request,
-    Tree,
-    api_versions,
-)
 from streammeta.brokers.kafka.service.users import NAME_MAX, PASSWORD_MAX, Users
 
-APIS_BEFORE = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
+APIS_BEFORE = frozenset((wire.API_VERSIONS, wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE))
 """APIs served before authentication. Others are not parsed, because lists in them cost time."""
 
 MECHANISM = "PLAIN"
@@ -33,7 +25,7 @@ FAILURE_DELAY_S = 0.1
 class AuthenticationFailedError(Exception):
     """The connection must be closed, after sending `answer` if it is set."""
 
-    def __init__(self, reason: str, answer: Tree | None = None) -> None:
+    def __init__(self, reason: str, answer: wire.Tree | None = None) -> None:
         super().__init__(reason)
         self.answer = answer
 
@@ -51,23 +43,25 @@ class Authentication:
         """Whether the next frame is a bare token without a request header (handshake version 0)."""
         return self._handshake == 0
 
-    async def answer(self, request: Request) -> Tree:
+    async def answer(self, request: wire.Request) -> wire.Tree:
         """Answer a request. Raises `AuthenticationFailedError`, `MalformedRequestError`."""
         if self._handshake is None:
-            if request.api_key == API_VERSIONS:
-                return api_versions(request)
-            if request.api_key == SASL_HANDSHAKE:
+            if request.api_key == wire.API_VERSIONS:
+                return wire.api_versions(request)
+            if request.api_key == wire.SASL_HANDSHAKE:
                 return self._shake(request)
-        elif request.api_key == SASL_AUTHENTICATE:
+        elif request.api_key == wire.SASL_AUTHENTICATE:
             try:
                 await self.verify_token(request.body.auth_bytes)
             except AuthenticationFailedError as error:
                 # The answer does not say whether the user exists.
                 raise AuthenticationFailedError(str(error), _authentication_failure()) from None
             return {"error_code": Code.NONE, "error_message": None, "auth_bytes": b""}
-        raise MalformedRequestError(f"API {request.api_key} is not served before authentication")
+        raise wire.MalformedRequestError(
+            f"API {request.api_key} is not served before authentication"
+        )
 
-    def _shake(self, request: Request) -> Tree:
+    def _shake(self, request: wire.Request) -> wire.Tree:
         if request.body.mechanism != MECHANISM:
             code = Code.UNSUPPORTED_SASL_MECHANISM
             raise AuthenticationFailedError(
@@ -107,20 +101,20 @@ def read_plain(token: bytes) -> tuple[str, str] | None:
     return name, password
 
 
-async def reject_authentication(request: Request) -> Tree:
+async def reject_authentication(request: wire.Request) -> wire.Tree:
     """Reject authentication requests on a connection that does not expect any."""
-    if request.api_key == SASL_HANDSHAKE:
+    if request.api_key == wire.SASL_HANDSHAKE:
         return {"error_code": Code.ILLEGAL_SASL_STATE, "mechanisms": ()}
     message = "this connection does not expect authentication now"
     code = Code.ILLEGAL_SASL_STATE
     return {"error_code": code, "error_message": message, "auth_bytes": b""}
 
 
-def _handshake_answer(code: Code) -> Tree:
+def _handshake_answer(code: Code) -> wire.Tree:
     return {"error_code": code, "mechanisms": (MECHANISM,)}
 
 
-def _authentication_failure() -> Tree:
+def _authentication_failure() -> wire.Tree:
     return {
         "error_code": Code.SASL_AUTHENTICATION_FAILED,
         "error_message": "Authentication failed: Invalid username or password",

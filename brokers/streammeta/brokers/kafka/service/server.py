@@ -21,19 +21,9 @@ from typing import Any
 from streammeta.brokers.kafka.calls import admin_calls, config_calls, record_calls, topic_calls
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol import wire
 from streammeta.brokers.kafka.protocol.request_turns import RequestTurns
 from streammeta.brokers.kafka.protocol.tally import BrokerTally
-from streammeta.brokers.kafka.protocol.wire import (
-    API_VERSIONS,
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    MalformedRequestError,
-    Request,
-    Tree,
-    api_versions,
-    read_request,
-    write_response,
-)
 from streammeta.brokers.kafka.service.authentication import (
     APIS_BEFORE,
     Authentication,
@@ -72,7 +62,7 @@ _WAITING_APIS = frozenset((1, 11, 14))
 
 _log = logging.getLogger(__name__)
 
-Call = Callable[[Request], Awaitable[Any]]
+Call = Callable[[wire.Request], Awaitable[Any]]
 
 
 class KafkaServer:
@@ -113,7 +103,7 @@ class KafkaServer:
             await self._serve(reader, writer)
         except (asyncio.IncompleteReadError, OSError):
             pass
-        except (MalformedRequestError, AuthenticationFailedError) as error:
+        except (wire.MalformedRequestError, AuthenticationFailedError) as error:
             self._tally.connections_refused += 1
             peer = writer.get_extra_info("peername")
             _log.warning("closing a connection from %s: %s", peer and peer[0], error)
@@ -164,11 +154,11 @@ class KafkaServer:
                     try:
                         answer = await authentication.answer(request)
                         self._tally.count_errors(answer)
-                        writer.writelines(write_response(request, answer))
+                        writer.writelines(wire.write_response(request, answer))
                     except AuthenticationFailedError as error:
                         if error.answer is not None:
                             self._tally.count_errors(error.answer)
-                            writer.writelines(write_response(request, error.answer))
+                            writer.writelines(wire.write_response(request, error.answer))
                             await writer.drain()
                             await _wait_for_client(reader)
                         raise
@@ -203,7 +193,7 @@ class KafkaServer:
                 continue
 
             try:
-                request = read_request(frame)
+                request = wire.read_request(frame)
                 size += self._reserve(request.elements * ELEMENT_BYTES)
                 self._tally.requests[request.api_key] += 1
                 counts_as_unanswered = request.api_key not in _WAITING_APIS
@@ -302,33 +292,33 @@ class KafkaServer:
     def _release(self, size: int) -> None:
         self._request_memory -= size
 
-    async def _begin(self, request: Request) -> Awaitable[Tree | None]:
+    async def _begin(self, request: wire.Request) -> Awaitable[wire.Tree | None]:
         """Do the ordered part of a request, and return an awaitable of its answer."""
-        if request.api_key == API_VERSIONS:
-            return _return_answer(api_versions(request))
+        if request.api_key == wire.API_VERSIONS:
+            return _return_answer(wire.api_versions(request))
         try:
             outcome = await self._calls[request.api_key](request)
         except Exception as error:
             _log.exception("API %d failed", request.api_key)
-            raise MalformedRequestError(f"API {request.api_key} failed: {error}") from error
+            raise wire.MalformedRequestError(f"API {request.api_key} failed: {error}") from error
         return outcome if asyncio.iscoroutine(outcome) else _return_answer(outcome)
 
 
-async def _write_answer(request: Request, tree: Tree) -> Sequence[bytes]:
+async def _write_answer(request: wire.Request, tree: wire.Tree) -> Sequence[bytes]:
     """Return the pieces of an answer. A thread encodes a large one, so that others are served."""
     rows = sum(len(field) for field in tree.values() if isinstance(field, (list, tuple)))
     # A thread costs a switch, which only pays off for large answers.
     if request.elements + rows <= LOOP_ROWS_MAX:
-        return write_response(request, tree)
-    return await asyncio.to_thread(write_response, request, tree)
+        return wire.write_response(request, tree)
+    return await asyncio.to_thread(wire.write_response, request, tree)
 
 
-def _read_unauthenticated(frame: bytes) -> Request:
+def _read_unauthenticated(frame: bytes) -> wire.Request:
     """Read a request that may contain a password. Errors do not quote its content."""
     try:
-        return read_request(frame, APIS_BEFORE)
-    except MalformedRequestError:
-        raise MalformedRequestError("a request before authentication is unreadable") from None
+        return wire.read_request(frame, APIS_BEFORE)
+    except wire.MalformedRequestError:
+        raise wire.MalformedRequestError("a request before authentication is unreadable") from None
 
 
 async def _wait_for_client(reader: asyncio.StreamReader) -> None:
@@ -345,7 +335,7 @@ async def _size(reader: asyncio.StreamReader, most: int, least: int = 8) -> int:
     """Read the size of the next frame. Raises `MalformedRequestError`."""
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if not least <= size <= most:
-        raise MalformedRequestError(f"a request has {size} bytes, expected {least} to {most}")
+        raise wire.MalformedRequestError(f"a request has {size} bytes, expected {least} to {most}")
     return size
 
 
@@ -355,21 +345,25 @@ class Answering:
     __slots__ = ("counts_as_unanswered", "request", "task")
 
     def __init__(
-        self, request: Request, task: asyncio.Future[Tree | None], *, counts_as_unanswered: bool
+        self,
+        request: wire.Request,
+        task: asyncio.Future[wire.Tree | None],
+        *,
+        counts_as_unanswered: bool,
     ) -> None:
         self.request = request
         self.task = task
         self.counts_as_unanswered = counts_as_unanswered
 
 
-async def _return_answer(tree: Tree | None) -> Tree | None:
+async def _return_answer(tree: wire.Tree | None) -> wire.Tree | None:
     return tree
 
 
 def answer_concurrently(call: Call) -> Call:
     """Return a call that starts in order but does not delay the requests after it."""
 
-    async def begin(request: Request) -> Any:
+    async def begin(request: wire.Request) -> Any:
         return call(request)
 
     return begin
@@ -378,7 +372,7 @@ def answer_concurrently(call: Call) -> Call:
 def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
     """Return the handlers by API key."""
 
-    def on(call: Callable[[Broker, Request], Awaitable[Any]]) -> Call:
+    def on(call: Callable[[Broker, wire.Request], Awaitable[Any]]) -> Call:
         return lambda request: call(broker, request)
 
     return {
@@ -395,7 +389,7 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         14: groups.sync,
         15: groups.describe,
         16: groups.list_groups,
-        SASL_HANDSHAKE: reject_authentication,
+        wire.SASL_HANDSHAKE: reject_authentication,
         19: on(topic_calls.create_topics),
         20: on(topic_calls.delete_topics),
         21: on(record_calls.delete_records),
@@ -405,7 +399,7 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         32: on(config_calls.describe_configs),
         33: on(config_calls.alter_configs),
         35: on(admin_calls.describe_log_dirs),
-        SASL_AUTHENTICATE: reject_authentication,
+        wire.SASL_AUTHENTICATE: reject_authentication,
         37: on(topic_calls.create_partitions),
         42: groups.delete,
         44: on(config_calls.incremental_alter_configs),

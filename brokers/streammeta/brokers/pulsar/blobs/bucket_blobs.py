@@ -14,12 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
 from streammeta.client.parts import run_blocking
-from streammeta.storage.errors import (
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StorageError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors as storage_errors
 from streammeta.storage.object_store.protocol.address import S3Config
 from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3.s3 import S3ObjectStore
@@ -70,9 +65,9 @@ class BucketBlobs:
 
         try:
             return await run_blocking(self._retrier.call, send)
-        except ObjectNotFoundError as error:
+        except storage_errors.ObjectNotFoundError as error:
             raise NoSuchBlobError(name) from error
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             raise BlobError(str(error)) from error
 
     async def begin(self, name: str, metadata: Mapping[str, str]) -> BucketUpload:
@@ -99,11 +94,11 @@ class BucketBlobs:
         try:
             return await run_blocking(self._store.get_range, name, start, start + length)
         # A read from the end on. The interface promises fewer bytes, not an error.
-        except RangeNotSatisfiableError:
+        except storage_errors.RangeNotSatisfiableError:
             return b""
-        except ObjectNotFoundError as error:
+        except storage_errors.ObjectNotFoundError as error:
             raise NoSuchBlobError(name) from error
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             raise BlobError(str(error)) from error
 
     async def metadata(self, name: str) -> Mapping[str, str]:
@@ -117,7 +112,7 @@ class BucketBlobs:
         """Delete objects."""
         try:
             result = await run_blocking(self._store.delete_many, names)
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             raise BlobError(str(error)) from error
 
         if result.failed:
@@ -130,7 +125,7 @@ class BucketBlobs:
             return await run_blocking(
                 lambda: [object_.key for object_ in self._store.list_objects()]
             )
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             raise BlobError(str(error)) from error
 
 
@@ -192,4 +187,4 @@ class BucketUpload:
 
 def _is_gone(error: BlobError) -> bool:
     # `call` chains the storage error.
-    return isinstance(error.__cause__, UploadNotFoundError)
+    return isinstance(error.__cause__, storage_errors.UploadNotFoundError)

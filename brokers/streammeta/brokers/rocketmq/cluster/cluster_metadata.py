@@ -14,14 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streammeta.brokers.rocketmq.formats.metadata import (
-    MetadataTable,
-    Queue,
-    QueueMetadata,
-    SegmentMetadata,
-    SegmentStatus,
-    TopicMetadata,
-)
+from streammeta.brokers.rocketmq.formats import metadata as metadata_format
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.client import OpenedStream, OwnerKey, StreamClient, ValueToPut
 from streammeta.storage.parsing import parse_json
@@ -61,8 +54,8 @@ class ClusterKeeper:
         self._namespace = f"_rocketmq_{cluster}"
         self._prefix = f"{broker}/"
         self._tag = f"{cluster}/{broker}"
-        self.table = MetadataTable()
-        self.indexed: dict[Queue, int] = {}
+        self.table = metadata_format.MetadataTable()
+        self.indexed: dict[metadata_format.Queue, int] = {}
         """For each queue, the end of the messages whose keys are in saved index files."""
         self.streams: dict[SegmentPlace, OpenedStream] = {}
         self.chunked: set[SegmentPlace] = set()
@@ -271,7 +264,9 @@ class ClusterKeeper:
         self.table.put_segment(self._grow(place, size, times))
         self._kept[put.key] = _Kept(put.value, version)
 
-    def _grow(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> SegmentMetadata:
+    def _grow(
+        self, place: SegmentPlace, size: int, times: tuple[int, int]
+    ) -> metadata_format.SegmentMetadata:
         begin_ms, end_ms = times
         return replace(self.table.segments[place], size=size, begin_ms=begin_ms, end_ms=end_ms)
 
@@ -391,7 +386,7 @@ class ClusterKeeper:
 
     async def _load(self) -> dict[SegmentPlace, int]:
         """Read all keys. Return the stream ids of segments."""
-        self.table, self.indexed = MetadataTable(), {}
+        self.table, self.indexed = metadata_format.MetadataTable(), {}
         self.chunked.clear()
         self._kept.clear()
         named: dict[SegmentPlace, int] = {}
@@ -419,16 +414,16 @@ class ClusterKeeper:
         elif sort == _TIME:
             self.table.noted_ms = value["ms"]
         elif sort == "topic":
-            topic = TopicMetadata(**value)
+            topic = metadata_format.TopicMetadata(**value)
             self.table.topics[topic.topic] = topic
         elif sort == "queue":
-            queue = Queue(**value["queue"])
+            queue = metadata_format.Queue(**value["queue"])
             first, end = value["offsets"]
-            self.table.queues[queue] = QueueMetadata(
+            self.table.queues[queue] = metadata_format.QueueMetadata(
                 queue, first, end, value["update_ms"], value.get("log_end", 0)
             )
         elif sort == "indexed":
-            self.indexed[Queue(**value["queue"])] = value["end"]
+            self.indexed[metadata_format.Queue(**value["queue"])] = value["end"]
 
     def _encode_keys(self) -> dict[str, bytes]:
         """Return all keys and their values."""
@@ -436,7 +431,7 @@ class ClusterKeeper:
         wanted: dict[str, Any] = {_SERIAL: table.last_topic_id, _TIME: self._time_value()}
         for topic in table.topics.values():
             wanted[f"topic/{topic.topic}"] = {
-                name: getattr(topic, name) for name in TopicMetadata.__slots__
+                name: getattr(topic, name) for name in metadata_format.TopicMetadata.__slots__
             }
 
         for queue, noted in table.queues.items():
@@ -458,7 +453,7 @@ class ClusterKeeper:
         path, kind, base_offset = place
         return f"{self._prefix}segment/{kind.name}/{path}/{base_offset:020}"
 
-    def _segment_value(self, segment: SegmentMetadata) -> bytes:
+    def _segment_value(self, segment: metadata_format.SegmentMetadata) -> bytes:
         value: dict[str, Any] = {
             "path": segment.path,
             "kind": int(segment.kind),
@@ -470,7 +465,7 @@ class ClusterKeeper:
         place = (segment.path, segment.kind, segment.base_offset)
         if place not in self.chunked:
             value["stream"] = self.streams[place].stream_id
-        elif segment.status is SegmentStatus.NEW:
+        elif segment.status is metadata_format.SegmentStatus.NEW:
             # Each process changes the keys of unsealed chunks, so a replaced one fails to save
             # them.
             value["owner"] = self._client.session.node.node_epoch
@@ -478,18 +473,18 @@ class ClusterKeeper:
         return _json(value)
 
 
-def _segment(value: Mapping[str, Any]) -> SegmentMetadata:
-    return SegmentMetadata(
+def _segment(value: Mapping[str, Any]) -> metadata_format.SegmentMetadata:
+    return metadata_format.SegmentMetadata(
         value["path"],
         SegmentType(value["kind"]),
         value["base"],
-        SegmentStatus(value["status"]),
+        metadata_format.SegmentStatus(value["status"]),
         value["size"],
         *value["times"],
     )
 
 
-def _queue(queue: Queue) -> dict[str, Any]:
+def _queue(queue: metadata_format.Queue) -> dict[str, Any]:
     return {"broker": queue.broker, "topic": queue.topic, "queue_id": queue.queue_id}
 
 

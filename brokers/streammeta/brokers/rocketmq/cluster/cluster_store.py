@@ -20,11 +20,7 @@ from streammeta.brokers.rocketmq.cluster.retention import Expiry, Retention
 from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig, UploadPool
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalQueue
 from streammeta.brokers.rocketmq.fetch import Fetcher
-from streammeta.brokers.rocketmq.formats.message import (
-    decode_message,
-    physical_offset_of,
-    store_timestamp_of,
-)
+from streammeta.brokers.rocketmq.formats import message as message_format
 from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.formats.names import SegmentType, index_path
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
@@ -279,10 +275,10 @@ class QueueStore:
                     queue.topic,
                     topic_id,
                     queue.queue_id,
-                    decode_message(message.data).keys,
-                    physical_offset_of(message.data),
+                    message_format.decode_message(message.data).keys,
+                    message_format.physical_offset_of(message.data),
                     len(message.data),
-                    store_timestamp_of(message.data),
+                    message_format.store_timestamp_of(message.data),
                 )
 
             # An empty read means that the rest has expired.

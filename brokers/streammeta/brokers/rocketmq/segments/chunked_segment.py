@@ -19,19 +19,8 @@ from streammeta.brokers.rocketmq.segments.storage import (
     TimeBounds,
 )
 from streammeta.client.parts import run_blocking
-from streammeta.storage.errors import (
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
-from streammeta.storage.object_store.protocol.base import (
-    MAX_PARTS,
-    MIN_PART_SIZE,
-    MultipartUpload,
-    ObjectStore,
-    UploadedPart,
-)
+from streammeta.storage import errors as storage_errors
+from streammeta.storage.object_store.protocol import base as protocol
 
 
 class ChunkLayoutError(Exception):
@@ -67,7 +56,7 @@ class Chunk:
 class ChunkedSegment:
     """The objects of one segment below `prefix`. Create it with `open`."""
 
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    def __init__(self, store: protocol.ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix.rstrip("/")
         self._chunks: list[Chunk] = []
@@ -79,7 +68,7 @@ class ChunkedSegment:
         self._has_other_writer = False
 
     @classmethod
-    async def open(cls, store: ObjectStore, prefix: str) -> ChunkedSegment:
+    async def open(cls, store: protocol.ObjectStore, prefix: str) -> ChunkedSegment:
         """Find the objects of a segment, and delete chunks that were merged before a crash.
 
         Chunks that can't be deleted now are left to `seal`.
@@ -90,7 +79,7 @@ class ChunkedSegment:
         """
         segment = cls(store, prefix)
         await segment._load()
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(storage_errors.StorageError):
             await segment._delete_leftover()
         return segment
 
@@ -145,7 +134,7 @@ class ChunkedSegment:
             try:
                 await self._load()
                 await self._settle()
-            except StorageError:
+            except storage_errors.StorageError:
                 return None
 
         if self._has_other_writer:
@@ -191,9 +180,9 @@ class ChunkedSegment:
         try:
             # `if_absent` decides between two processes that write at the same position.
             await run_blocking(self._store.put, key, data, if_absent=True)
-        except ObjectExistsError:
+        except storage_errors.ObjectExistsError:
             await self._require_same(key, data)
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             raise SegmentWriteError(str(error)) from error
         self._uncertain = None
         self._chunks.append(Chunk(key, position, len(data)))
@@ -202,7 +191,7 @@ class ChunkedSegment:
         """Accept a chunk that an earlier attempt of this write stored without an answer."""
         try:
             stored = await run_blocking(self._store.get_range, key)
-        except StorageError as error:
+        except storage_errors.StorageError as error:
             raise SegmentWriteError(str(error)) from error
         if stored != data:
             raise OtherWriterError(f"another writer stored chunk {key}")
@@ -214,7 +203,7 @@ class ChunkedSegment:
         """
         try:
             return await self._read(position, length)
-        except ObjectNotFoundError:
+        except storage_errors.ObjectNotFoundError:
             # A merge by another process deletes the chunks between the listing and the read.
             merged = await self._list_chunks("segment/segment-")
             if len(merged) != 1:
@@ -268,11 +257,13 @@ class ChunkedSegment:
         if size != merged.size:
             # The next start would read it as the whole segment.
             self._store.delete_many([merged.key])
-            raise StoreUnavailableError(
+            raise storage_errors.StoreUnavailableError(
                 f"merged object {merged.key} has {size} bytes, expected {merged.size}. Merge again"
             )
 
-    def _part(self, upload: MultipartUpload, number: int, group: list[Chunk]) -> UploadedPart:
+    def _part(
+        self, upload: protocol.MultipartUpload, number: int, group: list[Chunk]
+    ) -> protocol.UploadedPart:
         # A copy inside the store avoids a download and an upload.
         if len(group) == 1:
             (chunk,) = group
@@ -313,7 +304,9 @@ class ChunkedSegment:
             return
         result = await run_blocking(self._store.delete_many, keys)
         if result.failed:
-            raise StoreUnavailableError(f"objects of {self._prefix} were not deleted. Try again")
+            raise storage_errors.StoreUnavailableError(
+                f"objects of {self._prefix} were not deleted. Try again"
+            )
 
 
 def part_groups(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
@@ -324,7 +317,7 @@ def part_groups(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     """
     total = chunks[-1].end - chunks[0].start
     # One part less than allowed: the last group may be smaller than `wanted`.
-    wanted = max(MIN_PART_SIZE, total // (MAX_PARTS - 1) + 1)
+    wanted = max(protocol.MIN_PART_SIZE, total // (protocol.MAX_PARTS - 1) + 1)
 
     group: list[Chunk] = []
     size = 0

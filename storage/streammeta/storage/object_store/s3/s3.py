@@ -14,13 +14,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streammeta.storage.errors import (
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StoreRejectedError,
-    StoreUnavailableError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors
+from streammeta.storage.object_store.protocol import calls as store_calls
 from streammeta.storage.object_store.protocol.address import Checksum
 from streammeta.storage.object_store.protocol.base import (
     Body,
@@ -36,30 +31,10 @@ from streammeta.storage.object_store.protocol.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.protocol.calls import (
-    StoreMetrics,
-    earlier,
-    with_clean_up,
-)
 from streammeta.storage.object_store.protocol.reads import Scatter
+from streammeta.storage.object_store.s3 import s3_client, s3_copies
 from streammeta.storage.object_store.s3.listing_page import ListingPage, invalid_page, to_ms
 from streammeta.storage.object_store.s3.s3_calls import S3Calls
-from streammeta.storage.object_store.s3.s3_client import (
-    LISTING_PAGE,
-    THROTTLED_CODES,
-    as_view,
-    check_part,
-    check_whole,
-    required_right,
-    sendable,
-    tagging,
-)
-from streammeta.storage.object_store.s3.s3_copies import (
-    COPIED_AT_ONCE,
-    copy_by_parts,
-    kept_fields,
-    read_tag_set,
-)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import (
@@ -89,10 +64,10 @@ class S3ObjectStore(S3Calls):
         `RetryPolicy.silence_s`. Do not change the body before.
         """
         view = copy.copy(self)
-        view._deadline = earlier(self._deadline, deadline)
+        view._deadline = store_calls.earlier(self._deadline, deadline)
         return view
 
-    def metrics(self) -> StoreMetrics:
+    def metrics(self) -> store_calls.StoreMetrics:
         """See `ObjectStore.metrics`."""
         return self._meter.snapshot(self._retrier.concurrency_limit)
 
@@ -105,14 +80,16 @@ class S3ObjectStore(S3Calls):
         created itself. An id in the object's user metadata identifies it.
         """
         check_key(key)
-        body = as_view(data)
-        options = {**self._checksum.of(body), **tagging(tags)}
+        body = s3_client.as_view(data)
+        options = {**self._checksum.of(body), **s3_client.tagging(tags)}
         put_id = uuid.uuid4().hex
         if if_absent:
             options |= {"IfNoneMatch": "*", "Metadata": {_PUT_ID: put_id}}
 
         def put() -> None:
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=sendable(body), **options)
+            self._client.put_object(
+                Bucket=self._bucket, Key=key, Body=s3_client.sendable(body), **options
+            )
 
         request = self._once(put, key, put_id) if if_absent else put
         self._call("put", request, key=key, sent=len(body))
@@ -133,9 +110,9 @@ class S3ObjectStore(S3Calls):
             with closing(answer["Body"]) as stream:
                 body = stream.read()
             if whole:
-                check_whole(key, answer, body, self._checksum)
+                s3_client.check_whole(key, answer, body, self._checksum)
             else:
-                check_part(key, answer, len(body), start, end)
+                s3_client.check_part(key, answer, len(body), start, end)
             return body
 
         return self._call("get_range", read, key=key, start=start)
@@ -152,7 +129,7 @@ class S3ObjectStore(S3Calls):
             )
             with closing(answer["Body"]) as stream:
                 received = Scatter(into).fill_from(stream)
-            check_part(key, answer, received, start, end)
+            s3_client.check_part(key, answer, received, start, end)
             return received
 
         return self._call("get_range", read, key=key, start=start)
@@ -183,7 +160,9 @@ class S3ObjectStore(S3Calls):
     ) -> Iterator[Any]:
         """Yield the entries of all pages. `options` are the parameters of the first page."""
         while True:
-            page: ListingPage[Any] = self._call(operation, partial(request, options))[LISTING_PAGE]
+            page: ListingPage[Any] = self._call(operation, partial(request, options))[
+                s3_client.LISTING_PAGE
+            ]
             yield from page.entries
             if page.next_options is None:
                 return
@@ -200,15 +179,15 @@ class S3ObjectStore(S3Calls):
         check_key(source_key)
         check_key(target_key)
         found = source or self.head(source_key)
-        if found.size <= COPIED_AT_ONCE:
+        if found.size <= s3_copies.COPIED_AT_ONCE:
             try:
                 self._copy_whole(found, source_key, target_key)
-            except StoreRejectedError:
+            except errors.StoreRejectedError:
                 if not found.size:
                     raise
             else:
                 return
-        copy_by_parts(self, found, source_key, target_key, COPIED_AT_ONCE)
+        s3_copies.copy_by_parts(self, found, source_key, target_key, s3_copies.COPIED_AT_ONCE)
 
     def _copy_whole(self, found: ObjectInfo, source_key: str, target_key: str) -> None:
         source = self._copied_from(source_key, found.etag)
@@ -226,9 +205,9 @@ class S3ObjectStore(S3Calls):
         )
         try:
             tags = self._call("get_tags", lambda: self._tags_of(key), key=key)
-        except StoreRejectedError:
+        except errors.StoreRejectedError:
             tags = {}
-        return kept_fields(described), tags
+        return s3_copies.kept_fields(described), tags
 
     def _copied_from(self, key: str, etag: str = "") -> Any:
         """Return the request fields that name the source of a copy and its etag."""
@@ -262,7 +241,7 @@ class S3ObjectStore(S3Calls):
 
     def _tags_of(self, key: str) -> dict[str, str]:
         ask = partial(self._client.get_object_tagging, Bucket=self._bucket, Key=key)
-        return read_tag_set(ask, key)
+        return s3_copies.read_tag_set(ask, key)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
@@ -280,9 +259,9 @@ class S3ObjectStore(S3Calls):
                 key, code = error["Key"], error.get("Code", "")
                 failed[key] = f"{code}: {error.get('Message', '')}"
                 if code == "AccessDenied":
-                    failed[key] += f"; {required_right('DeleteObjects')}"
+                    failed[key] += f"; {s3_client.required_right('DeleteObjects')}"
                     denied.add(key)
-                if code in THROTTLED_CODES:
+                if code in s3_client.THROTTLED_CODES:
                     throttled.add(key)
 
         deleted = tuple(key for key in wanted if key not in failed)
@@ -298,7 +277,7 @@ class S3ObjectStore(S3Calls):
 
     def start_upload(self, key: str, fields: Mapping[str, Any], tags: Tags) -> MultipartUpload:
         """See `PartCopies.start_upload`."""
-        options = {**fields, **tagging(tags)}
+        options = {**fields, **s3_client.tagging(tags)}
         if self._checksum.is_stored:
             options["ChecksumAlgorithm"] = self._checksum.algorithm
         answer = self._call(
@@ -311,13 +290,13 @@ class S3ObjectStore(S3Calls):
     def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
         """See `ObjectStore.upload_part`."""
         check_part_number(number)
-        body = as_view(data)
+        body = s3_client.as_view(data)
         digest = self._checksum.of(body)
         target = self._target(upload)
         answer = self._call(
             "upload_part",
             lambda: self._client.upload_part(
-                **target, PartNumber=number, Body=sendable(body), **digest
+                **target, PartNumber=number, Body=s3_client.sendable(body), **digest
             ),
             key=upload.key,
             upload_id=upload.upload_id,
@@ -379,7 +358,7 @@ class S3ObjectStore(S3Calls):
                     key=upload.key,
                     upload_id=upload.upload_id,
                 )
-            except UploadNotFoundError:
+            except errors.UploadNotFoundError:
                 if not self._is_made_of(upload.key, parts):
                     raise
 
@@ -389,11 +368,11 @@ class S3ObjectStore(S3Calls):
         """See `ObjectStore.abort_multipart`."""
         view = copy.copy(self)
         # Parts of an unfinished upload cost money until someone aborts it.
-        view._deadline = with_clean_up(self._deadline)
+        view._deadline = store_calls.with_clean_up(self._deadline)
         target = self._target(upload)
 
         def abort() -> None:
-            with suppress(UploadNotFoundError):
+            with suppress(errors.UploadNotFoundError):
                 self._translated(
                     lambda: self._client.abort_multipart_upload(**target),
                     key=upload.key,
@@ -442,7 +421,7 @@ class S3ObjectStore(S3Calls):
                 lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **digest),
                 key=key,
             )
-        except StoreRejectedError:
+        except errors.StoreRejectedError:
             return False
         return True
 
@@ -459,10 +438,10 @@ class S3ObjectStore(S3Calls):
             nonlocal may_be_ours
             try:
                 self._translated(put, key=key)
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 may_be_ours = True
                 raise
-            except ObjectExistsError:
+            except errors.ObjectExistsError:
                 if not (may_be_ours and self._was_put_as(key, put_id)):
                     raise
 
@@ -471,8 +450,8 @@ class S3ObjectStore(S3Calls):
     def _was_put_as(self, key: str, put_id: str) -> bool:
         try:
             found = self._head_once(key)
-        except ObjectNotFoundError as error:
-            raise StoreUnavailableError(
+        except errors.ObjectNotFoundError as error:
+            raise errors.StoreUnavailableError(
                 f"object {key!r} was deleted after the put found it. Retry"
             ) from error
         return found["Metadata"].get(_PUT_ID) == put_id
@@ -480,7 +459,7 @@ class S3ObjectStore(S3Calls):
     def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
         try:
             found = self._head_once(key)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return False
         _, dash, count = found["ETag"].strip('"').rpartition("-")
         of_as_many = not (dash and count.isdecimal()) or int(count) == len(parts)

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    ObjectChangedError,
-    ObjectExistsError,
-    StoreRejectedError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_store.protocol.address import S3Config
 from streammeta.storage.object_store.protocol.calls import Meter, received_bytes
 from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy
@@ -59,9 +54,9 @@ class S3Calls:
         def translated() -> T:
             try:
                 return self._translated(request, key=key, start=start, upload_id=upload_id)
-            except ObjectExistsError:
+            except errors.ObjectExistsError:
                 if is_copy:  # a copy's only condition is the etag of its source
-                    raise ObjectChangedError(key) from None
+                    raise errors.ObjectChangedError(key) from None
                 raise
 
         with self._meter.call(operation, self._deadline) as tally:
@@ -84,7 +79,7 @@ class S3Calls:
                 start=start,
                 upload_id=upload_id,
             )
-            if isinstance(failure, AccessDeniedError):
+            if isinstance(failure, errors.AccessDeniedError):
                 self._connection.renew()
             raise failure from error
 
@@ -97,12 +92,12 @@ class S3Calls:
         was_md5 = digests.are_md5  # other threads may switch it during this request
         try:
             return self._translated(request, key=key)
-        except StoreRejectedError:
+        except errors.StoreRejectedError:
             if was_md5:
                 raise
             digests.are_md5 = True
         try:
             return self._translated(request, key=key)
-        except StoreRejectedError:
+        except errors.StoreRejectedError:
             digests.are_md5 = False
             raise

@@ -21,32 +21,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode
 
 import botocore.session
+from botocore import exceptions
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    FlexibleChecksumError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    TokenRetrievalError,
-)
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.loaders import create_loader
 
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    BucketNotFoundError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StorageError,
-    StoreRejectedError,
-    StoreUnavailableError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_store.protocol.address import Checksum, S3Config
 from streammeta.storage.object_store.protocol.base import Body, Tags, check_tags
 from streammeta.storage.object_store.protocol.retry import RetryPolicy
@@ -219,7 +199,7 @@ def _current_keys(config: S3Config) -> tuple[str, ...]:
             return ()
         frozen = credentials.get_frozen_credentials()
         return tuple(part or "" for part in frozen)
-    except BotoCoreError:
+    except exceptions.BotoCoreError:
         return ()
 
 
@@ -254,7 +234,7 @@ def _read_listing(
 def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum: Checksum) -> None:
     """Raise if the bytes of a whole object contradict the server's checksum."""
     if checksum.contradicts(answer, body):
-        raise StoreUnavailableError(
+        raise errors.StoreUnavailableError(
             f"bytes of {key!r} were damaged on the way, their {checksum} differs from the stored"
             " one. Retry"
         )
@@ -273,7 +253,7 @@ def check_part(
         served = (int(match["first"]), int(match["last"]) + 1)
         if served == wanted and received == wanted[1] - wanted[0]:
             return
-    raise StoreRejectedError(
+    raise errors.StoreRejectedError(
         f"request for bytes [{start}, {'end' if end is None else end}) of {key!r} returned"
         f" {received} bytes and the content range {stated!r}. Use another server: this one does"
         " not serve ranges correctly"
@@ -342,10 +322,10 @@ _UNAVAILABLE_CODES = frozenset(
     }
 )
 _NO_CREDENTIALS = (
-    NoCredentialsError,
-    PartialCredentialsError,
-    CredentialRetrievalError,
-    TokenRetrievalError,
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.TokenRetrievalError,
 )
 _DAMAGED_CODES = frozenset({"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch"})
 _CREDENTIALS_ADVICE = (
@@ -354,73 +334,75 @@ _CREDENTIALS_ADVICE = (
 
 
 def translate(
-    error: ClientError | BotoCoreError,
+    error: exceptions.ClientError | exceptions.BotoCoreError,
     *,
     bucket: str,
     endpoint: str,
     key: str = "",
     start: int = 0,
     upload_id: str = "",
-) -> StorageError:
+) -> errors.StorageError:
     """Translate an error of botocore. The other arguments describe the request."""
-    if isinstance(error, ClientError):
+    if isinstance(error, exceptions.ClientError):
         return _translate_answer(error, bucket, key, start, upload_id)
     if isinstance(error, _NO_CREDENTIALS):
-        return AccessDeniedError(
+        return errors.AccessDeniedError(
             f"no credentials for bucket {bucket!r} ({error}). {_CREDENTIALS_ADVICE}"
         )
-    if isinstance(error, (BotoConnectionError, HTTPClientError)):
-        return StoreUnavailableError(
+    if isinstance(error, (BotoConnectionError, exceptions.HTTPClientError)):
+        return errors.StoreUnavailableError(
             f"no answer from {endpoint} for bucket {bucket!r}: {error}. Check the endpoint and that"
             " the server runs, then retry"
         )
-    if isinstance(error, (IncompleteReadError, FlexibleChecksumError)):
-        return StoreUnavailableError(
+    if isinstance(error, (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError)):
+        return errors.StoreUnavailableError(
             f"bytes of {key!r} arrived incomplete from bucket {bucket!r}: {error}; retry"
         )
 
-    return StoreRejectedError(f"request for {key!r} in bucket {bucket!r} is invalid: {error}")
+    return errors.StoreRejectedError(
+        f"request for {key!r} in bucket {bucket!r} is invalid: {error}"
+    )
 
 
 def _translate_answer(
-    error: ClientError, bucket: str, key: str, start: int, upload_id: str
-) -> StorageError:
+    error: exceptions.ClientError, bucket: str, key: str, start: int, upload_id: str
+) -> errors.StorageError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code == "NoSuchBucket":
-        return BucketNotFoundError(bucket)
+        return errors.BucketNotFoundError(bucket)
     if code == "NoSuchUpload":
-        return UploadNotFoundError(key, upload_id)
+        return errors.UploadNotFoundError(key, upload_id)
     if code == "InvalidRange" or status == 416:
-        return RangeNotSatisfiableError(key, start)
+        return errors.RangeNotSatisfiableError(key, start)
     # Before 404 and 412: servers hide the existence of objects from callers without rights.
     if code in _DENIED_CODES or status in (401, 403):
         return _denied(error, code, bucket, key)
     if code == "PreconditionFailed" or status == 412:
-        return ObjectExistsError(key)
+        return errors.ObjectExistsError(key)
     if code in THROTTLED_CODES or status in (429, 503):
-        return StoreUnavailableError(
+        return errors.StoreUnavailableError(
             f"bucket {bucket!r} asks for fewer requests ({code}). Retry later",
             throttled=True,
             retry_after_s=_retry_after_s(error),
         )
     if code in _UNAVAILABLE_CODES or status == 408 or (status >= 500 and status != 501):
-        return StoreUnavailableError(
+        return errors.StoreUnavailableError(
             f"bucket {bucket!r} is unavailable ({status} {code}). Retry",
             retry_after_s=_retry_after_s(error),
         )
     if status == 404:
         # A response to HEAD has no code, so a missing bucket and a missing object look the same.
-        return ObjectNotFoundError(key) if key else BucketNotFoundError(bucket)
+        return errors.ObjectNotFoundError(key) if key else errors.BucketNotFoundError(bucket)
     if code in _DAMAGED_CODES:
-        return StoreRejectedError(
+        return errors.StoreRejectedError(
             f"bytes of {key!r} were damaged on the way to bucket {bucket!r} ({code}), nothing was"
             " stored. Check the network and proxies between this machine and the server"
         )
 
     about = f" for {key!r}" if key else ""
     message = error.response.get("Error", {}).get("Message", "")
-    return StoreRejectedError(
+    return errors.StoreRejectedError(
         f"bucket {bucket!r} rejects {error.operation_name}{about} ({status} {code}: {message});"
         f" {_advice(code, message)}"
     )
@@ -437,7 +419,9 @@ def _advice(code: str, message: str) -> str:
     )
 
 
-def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDeniedError:
+def _denied(
+    error: exceptions.ClientError, code: str, bucket: str, key: str
+) -> errors.AccessDeniedError:
     # A signature is valid for minutes around its time, so wrong clocks look like wrong keys.
     if code == "RequestTimeTooSkewed":
         advice = "set the clock of this machine"
@@ -449,12 +433,12 @@ def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDenie
         advice = _CREDENTIALS_ADVICE
     message = error.response.get("Error", {}).get("Message", "")
     about = f" for {key!r}" if key else ""
-    return AccessDeniedError(
+    return errors.AccessDeniedError(
         f"bucket {bucket!r} denies access{about} ({code}: {message}); {advice}"
     )
 
 
-def _retry_after_s(error: ClientError) -> float | None:
+def _retry_after_s(error: exceptions.ClientError) -> float | None:
     """Parse the header Retry-After: seconds or a date. Returns None if absent or invalid."""
     metadata: Any = error.response.get("ResponseMetadata", {})
     header = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))

@@ -13,14 +13,7 @@ from typing import Any, Protocol
 from botocore.exceptions import ClientError
 
 from streammeta.storage.errors import ObjectChangedError, StorageError, StoreRejectedError
-from streammeta.storage.object_store.protocol.base import (
-    MAX_PARTS,
-    MultipartUpload,
-    ObjectInfo,
-    ObjectStore,
-    Tags,
-    UploadedPart,
-)
+from streammeta.storage.object_store.protocol import base as protocol
 
 # Even at 20 MB/s a copy of this size ends within the default silence of a call.
 COPIED_AT_ONCE = 512 << 20
@@ -40,7 +33,7 @@ _KEPT_FIELDS = (
 def part_ranges(size: int, part_size: int) -> Iterator[tuple[int, int]]:
     """Yield half-open ranges of an object's parts, larger than `part_size` if too many."""
     # S3 limits the number of parts, so parts of a very large object have to grow.
-    step = max(part_size, -(-size // MAX_PARTS))
+    step = max(part_size, -(-size // protocol.MAX_PARTS))
     for start in range(0, size, step):
         yield start, min(start + step, size)
 
@@ -54,33 +47,35 @@ _NO_TAGS = ("NoSuchTagSet", "NoSuchTagSetError")
 """Error codes of servers that return an error for an object without tags."""
 
 
-class PartCopies(ObjectStore, Protocol):
+class PartCopies(protocol.ObjectStore, Protocol):
     """A store that copies ranges of an object, such as `S3ObjectStore`."""
 
     def fields_to_keep(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the fields and tags of an object that a copy by parts has to set."""
         ...
 
-    def start_upload(self, key: str, fields: Mapping[str, Any], tags: Tags) -> MultipartUpload:
+    def start_upload(
+        self, key: str, fields: Mapping[str, Any], tags: protocol.Tags
+    ) -> protocol.MultipartUpload:
         """Start an upload of an object with these fields."""
         ...
 
     def copy_range(
         self,
-        upload: MultipartUpload,
+        upload: protocol.MultipartUpload,
         number: int,
         source_key: str,
         start: int,
         end: int,
         *,
         etag: str,
-    ) -> UploadedPart:
+    ) -> protocol.UploadedPart:
         """See `copy_part`. Raises `ObjectChangedError` unless the source has this etag."""
         ...
 
 
 def copy_by_parts(
-    store: PartCopies, source: ObjectInfo, source_key: str, target_key: str, part_size: int
+    store: PartCopies, source: protocol.ObjectInfo, source_key: str, target_key: str, part_size: int
 ) -> None:
     """Copy an object by ranges, all from the object with the source's etag.
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from streammeta.storage.object_store.protocol.base import MultipartUpload
-from streammeta.storage.object_store.s3.listing_page import (
-    ListingPage,
-    PageDocument,
-    invalid_page,
-    time_ms,
-)
+from streammeta.storage.object_store.s3 import listing_page
 
 UPLOAD_PAGE = "ListMultipartUploadsResult"
 """Name of the document's root element."""
@@ -18,20 +13,22 @@ UPLOAD_PAGE = "ListMultipartUploadsResult"
 _NEXT = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
 
 
-def read_upload_page(body: bytes) -> ListingPage[MultipartUpload]:
+def read_upload_page(body: bytes) -> listing_page.ListingPage[MultipartUpload]:
     """Decode the body of a response.
 
     Raises:
         StoreUnavailableError: the bytes are not a complete document.
         StoreRejectedError: the document is not such a page. Names the faulty part.
     """
-    page = PageDocument(body, UPLOAD_PAGE)
+    page = listing_page.PageDocument(body, UPLOAD_PAGE)
     uploads = tuple(_upload_of(entry, page) for entry in page.entries("Upload"))
-    return ListingPage(uploads, page.next_options(_NEXT))
+    return listing_page.ListingPage(uploads, page.next_options(_NEXT))
 
 
-def _upload_of(entry: ElementTree.Element, page: PageDocument) -> MultipartUpload:
+def _upload_of(entry: ElementTree.Element, page: listing_page.PageDocument) -> MultipartUpload:
     key, upload_id, started = page.fields(entry, ("Key", "UploadId", "Initiated"))
     if not key or not upload_id or started is None:
-        raise invalid_page(f"key {key!r} has upload {upload_id!r} and time {started!r}")
-    return MultipartUpload(page.key_of(key), upload_id, time_ms(started))
+        raise listing_page.invalid_page(
+            f"key {key!r} has upload {upload_id!r} and time {started!r}"
+        )
+    return MultipartUpload(page.key_of(key), upload_id, listing_page.time_ms(started))
