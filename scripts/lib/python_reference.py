@@ -135,11 +135,12 @@ def _suffix(parameter: inspect.Parameter) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return an annotation or a default as it is written."""
+    """Return an annotation or a default as it is written, without the modules of our own types."""
     if callable(value):
         name = str(getattr(value, "__qualname__", type(value).__qualname__))
         return "..." if "<lambda>" in name else name
     text = value if isinstance(value, str) and value else repr(value)
+    text = re.sub(r"(?<![\w.])(?!(?:asyncio|grpc|os|random)\.)[a-z_]+\.(?=[A-Z])", "", text)
     return f"{type(value).__name__}()" if " object at 0x" in text else text
 
 

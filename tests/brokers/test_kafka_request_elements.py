@@ -258,7 +258,7 @@ async def test_large_answers_are_written_beside_the_event_loop(
         threads.add(threading.get_ident())
         return [b"answer"]
 
-    monkeypatch.setattr(server, "write_response", write)
+    monkeypatch.setattr(wire, "write_response", write)
     by_name = read_request(request_bytes(_METADATA, 12, _metadata(topics)))
     of_all = read_request(request_bytes(_METADATA, 12, {**_metadata(0), "topics": None}))
     answers: list[tuple[Request, Tree]] = [(by_name, {}), (of_all, {"topics": [{}] * topics})]

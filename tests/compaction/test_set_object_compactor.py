@@ -13,11 +13,12 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.client.compaction import sso_planning, sso_run
+from streammeta.client.compaction import sso_planning
 from streammeta.client.compaction.report import CompactionReport, Figures
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.errors import NodeEpochExpiredError
 from streammeta.controller.metadata.tables.values import ObjectState
+from streammeta.storage.compaction import verification
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from streammeta.storage.errors import StoreUnavailableError
@@ -240,7 +241,7 @@ async def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_other
             raise error
         check_coverage(sources, outputs)
 
-    monkeypatch.setattr(sso_run, "check_coverage", check_or_fail)
+    monkeypatch.setattr(verification, "check_coverage", check_or_fail)
     with compactor(world, NODE, Steps(), PAIRS) as made:
         report = await cycle(made, world)
         assert str(error) in report.failures[0]
