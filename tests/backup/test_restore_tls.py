@@ -23,7 +23,7 @@ from tests.kit.certificates import Authority
 from tests.kit.real_cluster import put, streammeta, values
 from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
-from tests.trust.test_tls_settings import config
+from tests.trust.test_settings import config
 from tests.trust.trusted_server import shown
 
 GET_KVS = "streammeta.v1.KVService.GetKVs"

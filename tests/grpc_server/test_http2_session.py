@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.controller.grpc_server import http2_connection
+from streammeta.controller.grpc_server import http2_connection, outflow
 from streammeta.controller.grpc_server.frames import (
     FRAME_BYTES_MAX,
     PREFACE,
@@ -23,11 +23,6 @@ from streammeta.controller.grpc_server.frames import (
     frame,
 )
 from streammeta.controller.grpc_server.headers import STATUS_OK, literal
-from streammeta.controller.grpc_server.outflow import (
-    BURST_BYTES,
-    DEFAULT_WINDOW,
-    SENT_FRAME_BYTES_MAX,
-)
 from tests.grpc_server.session_client import (
     BLOCK,
     STREAMS_MAX,
@@ -175,19 +170,19 @@ def test_the_window_of_the_connection_is_shared_by_turns(client: Client) -> None
     for stream_id in (1, 3):
         client.session.send(client.stream(stream_id), bytes(70_000))
     sent = sum(len(each[3]) for each in client.frames())
-    assert sent == DEFAULT_WINDOW
+    assert sent == outflow.DEFAULT_WINDOW
     client.say(grant(0, 1 << 20))
     assert client.sent == [1, 3]
 
 
 def test_no_more_is_given_out_than_a_burst_until_the_transport_takes_more(client: Client) -> None:
     client.say(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 30), grant(0, 1 << 30), opened(1))
-    client.session.send(client.stream(1), bytes(3 * BURST_BYTES))
+    client.session.send(client.stream(1), bytes(3 * outflow.BURST_BYTES))
     first = sum(map(len, client.session.out))
-    assert BURST_BYTES <= first < BURST_BYTES + SENT_FRAME_BYTES_MAX * 2
+    assert outflow.BURST_BYTES <= first < outflow.BURST_BYTES + outflow.SENT_FRAME_BYTES_MAX * 2
     client.frames()
     client.session.refill()
-    assert sum(len(payload) for *_, payload in client.say()) >= BURST_BYTES
+    assert sum(len(payload) for *_, payload in client.say()) >= outflow.BURST_BYTES
 
 
 def test_data_of_all_streams_is_granted_anew_and_no_more_is_taken(client: Client) -> None:

@@ -12,28 +12,17 @@ from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.messages import Batch
-from tests.journal.journal_tools import (
-    DIRECTORY,
-    ONE_SEGMENT,
-    STATE,
-    Held,
-    batch,
-    held_by,
-    open_journal,
-    read_all,
-    snapshot_id,
-    written_disk,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk, flipped
 
 BATCHES = (
-    batch(0, 1, b"one", control=True),
-    batch(1, 1, b"two", b"", b"three"),
-    batch(4, 3, b"x" * 40, control=True),
-    batch(5, 4, b"last"),
+    tools.batch(0, 1, b"one", control=True),
+    tools.batch(1, 1, b"two", b"", b"three"),
+    tools.batch(4, 3, b"x" * 40, control=True),
+    tools.batch(5, 4, b"last"),
 )
 END = 6
-LOST = LostEntries(EndOffset(END), STATE.epoch)
+LOST = LostEntries(EndOffset(END), tools.STATE.epoch)
 
 
 def flips(disk: CrashDisk, path: Path) -> list[tuple[int, bytes]]:
@@ -43,18 +32,20 @@ def flips(disk: CrashDisk, path: Path) -> list[tuple[int, bytes]]:
     return [(i, flipped(good, i, rng.randrange(8))) for i in range(len(good))]
 
 
-def recovered(disk: CrashDisk, segment_bytes: int = ONE_SEGMENT) -> Held:
+def recovered(disk: CrashDisk, segment_bytes: int = tools.ONE_SEGMENT) -> tools.Held:
     """Recover, and check that a second recovery finds the same and new batches can follow."""
-    held = held_by(open_journal(DIRECTORY, segment_bytes, disk))
+    held = tools.held_by(tools.open_journal(tools.DIRECTORY, segment_bytes, disk))
     disk.locked = False
-    assert held_by(open_journal(DIRECTORY, segment_bytes, disk)) == held
+    assert tools.held_by(tools.open_journal(tools.DIRECTORY, segment_bytes, disk)) == held
     disk.locked = False
     assert not [path for path in disk.contents() if path.name.endswith((".tmp", ".part"))]
     more = disk.copy()
-    journal = open_journal(DIRECTORY, segment_bytes, more)
-    journal.append([batch(held.end_offset, 9, b"more")])
+    journal = tools.open_journal(tools.DIRECTORY, segment_bytes, more)
+    journal.append([tools.batch(held.end_offset, 9, b"more")])
     journal.close()
-    assert open_journal(DIRECTORY, segment_bytes, more).end_offset == held.end_offset + 1
+    assert (
+        tools.open_journal(tools.DIRECTORY, segment_bytes, more).end_offset == held.end_offset + 1
+    )
     return held
 
 
@@ -67,16 +58,16 @@ def batch_ends(disk: CrashDisk, path: Path, base: int) -> list[tuple[int, int]]:
 
 
 def findings(disk: CrashDisk) -> list[dict[str, object]]:
-    found = json.loads(disk.contents()[DIRECTORY / "damage.json"])["findings"]
+    found = json.loads(disk.contents()[tools.DIRECTORY / "damage.json"])["findings"]
     assert isinstance(found, list)
     return found
 
 
-@pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 170, 1])
+@pytest.mark.parametrize("segment_bytes", [tools.ONE_SEGMENT, 170, 1])
 def test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays(
     segment_bytes: int,
 ) -> None:
-    disk = written_disk(segment_bytes, BATCHES)
+    disk = tools.written_disk(segment_bytes, BATCHES)
     for path in disk.segments():
         base = int(path.stem)
         for position, bad in flips(disk, path):
@@ -96,9 +87,9 @@ def test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays(
             assert finding["byte"] <= position, where
 
 
-@pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 170, 1])
+@pytest.mark.parametrize("segment_bytes", [tools.ONE_SEGMENT, 170, 1])
 def test_a_shortened_segment_is_told_at_every_length(segment_bytes: int) -> None:
-    disk = written_disk(segment_bytes, BATCHES)
+    disk = tools.written_disk(segment_bytes, BATCHES)
     for path in disk.segments():
         good = disk.contents()[path]
         for size in range(len(good)):
@@ -109,7 +100,7 @@ def test_a_shortened_segment_is_told_at_every_length(segment_bytes: int) -> None
 
 
 def test_a_missing_segment_is_told_and_what_is_before_it_stays() -> None:
-    disk = written_disk(1, BATCHES)
+    disk = tools.written_disk(1, BATCHES)
     assert len(disk.segments()) == 4
     for index, path in enumerate(disk.segments()):
         damaged = disk.with_file(path, None)
@@ -121,7 +112,7 @@ def test_a_missing_segment_is_told_and_what_is_before_it_stays() -> None:
 
 def test_with_a_snapshot_damage_below_it_costs_no_promise() -> None:
     """The snapshot has what the damaged part said; the log begins behind it."""
-    disk = written_disk(1, BATCHES, snapshots=((4, 1),))
+    disk = tools.written_disk(1, BATCHES, snapshots=((4, 1),))
     for path in disk.segments()[:2]:
         for position, bad in flips(disk, path):
             held = recovered(disk.with_file(path, bad), 1)
@@ -140,7 +131,7 @@ def test_with_a_snapshot_damage_below_it_costs_no_promise() -> None:
 
 
 def test_in_one_segment_damage_below_a_snapshot_begins_the_log_at_its_end() -> None:
-    disk = written_disk(ONE_SEGMENT, BATCHES, snapshots=((4, 1),))
+    disk = tools.written_disk(tools.ONE_SEGMENT, BATCHES, snapshots=((4, 1),))
     (path,) = disk.segments()
     bad = disk.contents()[path].replace(b"three", b"thrxe")
     held = recovered(disk.with_file(path, bad))
@@ -148,11 +139,11 @@ def test_in_one_segment_damage_below_a_snapshot_begins_the_log_at_its_end() -> N
 
 
 def test_a_damaged_newest_snapshot_is_put_aside_and_the_log_reaches_back_to_the_older() -> None:
-    disk = written_disk(1, BATCHES, snapshots=((4, 1), (6, 4)))
-    journal = open_journal(DIRECTORY, 1, disk)
+    disk = tools.written_disk(1, BATCHES, snapshots=((4, 1), (6, 4)))
+    journal = tools.open_journal(tools.DIRECTORY, 1, disk)
     journal.trim(EndOffset(4))
     journal.close()
-    newest = DIRECTORY / "00000000000000000006-0000000004.checkpoint"
+    newest = tools.DIRECTORY / "00000000000000000006-0000000004.checkpoint"
     good = disk.contents()[newest]
     for bad in [data for _, data in flips(disk, newest)] + [
         good[:size] for size in range(len(good))
@@ -160,14 +151,14 @@ def test_a_damaged_newest_snapshot_is_put_aside_and_the_log_reaches_back_to_the_
         damaged = disk.with_file(newest, bad)
         held = recovered(damaged, 1)
         assert (held.lost, held.end_offset, held.start_offset) == (None, END, 4)
-        assert held.snapshots == (snapshot_id(4, 1),)
+        assert held.snapshots == (tools.snapshot_id(4, 1),)
         assert damaged.contents()[newest.with_name(newest.name + ".damaged")] == bad
 
 
 def test_without_a_snapshot_below_it_a_trimmed_log_is_of_no_use() -> None:
     """C3: what a log that begins at 4 follows is gone; nothing may be built on it."""
-    disk = written_disk(1, BATCHES, snapshots=((4, 1),))
-    journal = open_journal(DIRECTORY, 1, disk)
+    disk = tools.written_disk(1, BATCHES, snapshots=((4, 1),))
+    journal = tools.open_journal(tools.DIRECTORY, 1, disk)
     journal.trim(EndOffset(4))
     journal.close()
     (snapshot,) = (path for path in disk.contents() if path.suffix == ".checkpoint")
@@ -182,19 +173,19 @@ def with_outdated_mark(segment_bytes: int, *batches: Batch) -> CrashDisk:
 
     After a power failure the mark may be old.
     """
-    disk = written_disk(segment_bytes, batches[:1])
-    mark = disk.contents()[DIRECTORY / "flushed-mark"]
-    journal = open_journal(DIRECTORY, segment_bytes, disk)
+    disk = tools.written_disk(segment_bytes, batches[:1])
+    mark = disk.contents()[tools.DIRECTORY / "flushed-mark"]
+    journal = tools.open_journal(tools.DIRECTORY, segment_bytes, disk)
     for item in batches[1:]:
         journal.append([item])
         journal.sync()
     journal.close()
-    return disk.with_file(DIRECTORY / "flushed-mark", mark)
+    return disk.with_file(tools.DIRECTORY / "flushed-mark", mark)
 
 
 def test_damage_is_told_with_an_outdated_mark_if_a_later_batch_vouches() -> None:
     """Each batch says what was flushed before it."""
-    disk = with_outdated_mark(ONE_SEGMENT, *BATCHES)
+    disk = with_outdated_mark(tools.ONE_SEGMENT, *BATCHES)
     (path,) = disk.segments()
     bad = disk.contents()[path].replace(b"three", b"thrxe")
     held = recovered(disk.with_file(path, bad))
@@ -216,14 +207,14 @@ def test_batches_that_can_not_be_used_are_promises_all_the_same() -> None:
 def test_a_batch_that_vouches_is_found_wherever_it_begins(straddle: int) -> None:
     """Also where its header lies across two of the pieces in which a file is read."""
     header_bytes, length_bytes, piece = 45, 4, 1 << 20
-    large = batch(1, 1, bytes(piece - straddle - header_bytes - length_bytes))
-    disk = with_outdated_mark(ONE_SEGMENT, BATCHES[0], large, batch(2, 1, b"vouches"))
+    large = tools.batch(1, 1, bytes(piece - straddle - header_bytes - length_bytes))
+    disk = with_outdated_mark(tools.ONE_SEGMENT, BATCHES[0], large, tools.batch(2, 1, b"vouches"))
     (path,) = disk.segments()
     good = disk.contents()[path]
     start = good.index(b"SMB1", good.index(b"SMB1") + 1)
     bad = good[:start] + b"X" + good[start + 1 :]
     held = recovered(disk.with_file(path, bad))
-    assert held.lost == LostEntries(EndOffset(3), STATE.epoch)
+    assert held.lost == LostEntries(EndOffset(3), tools.STATE.epoch)
 
 
 def test_a_bad_end_of_a_segment_that_is_not_the_last_is_no_torn_tail() -> None:
@@ -239,10 +230,10 @@ def test_a_bad_end_of_a_segment_that_is_not_the_last_is_no_torn_tail() -> None:
 
 def test_a_tail_torn_at_any_byte_is_cut() -> None:
     """The last batch was written and never flushed; any part of it may be missing or wrong."""
-    disk = written_disk(ONE_SEGMENT, BATCHES[:3])
+    disk = tools.written_disk(tools.ONE_SEGMENT, BATCHES[:3])
     (path,) = disk.segments()
     flushed = disk.contents()[path]
-    journal = open_journal(DIRECTORY, files=disk)
+    journal = tools.open_journal(tools.DIRECTORY, files=disk)
     journal.append(BATCHES[3:])
     whole = disk.contents()[path]
     disk.locked = False
@@ -259,8 +250,11 @@ def test_a_tail_torn_at_any_byte_is_cut() -> None:
 
 def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
     """F6: a write that went astray, or never arrived, has a good checksum and is in no place."""
-    same = ((batch(0, 1, b"same"),), (batch(1, 1, b"same"),))
-    disk, other = written_disk(ONE_SEGMENT, *same), written_disk(ONE_SEGMENT, *same)
+    same = ((tools.batch(0, 1, b"same"),), (tools.batch(1, 1, b"same"),))
+    disk, other = (
+        tools.written_disk(tools.ONE_SEGMENT, *same),
+        tools.written_disk(tools.ONE_SEGMENT, *same),
+    )
     (path,) = disk.segments()
     data, stranger = disk.contents()[path], other.contents()[path]
     first = data.index(b"SMB1")
@@ -272,14 +266,14 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
     ):
         damaged = disk.with_file(path, bad)
         held = recovered(damaged)
-        assert (held.end_offset, held.lost) == (1, LostEntries(EndOffset(2), STATE.epoch))
+        assert (held.end_offset, held.lost) == (1, LostEntries(EndOffset(2), tools.STATE.epoch))
         (finding,) = findings(damaged)
         assert named in str(finding["what"])
 
 
 def test_damage_found_again_adds_to_what_is_known() -> None:
     """A second disk error during the repair must not shorten the promise."""
-    disk = written_disk(1, BATCHES)
+    disk = tools.written_disk(1, BATCHES)
     first = disk.with_file(disk.segments()[3], None)
     assert recovered(first, 1).lost == LOST
     second = first.with_file(first.segments()[1], None)
@@ -289,9 +283,9 @@ def test_damage_found_again_adds_to_what_is_known() -> None:
 
 
 def test_cleared_damage_stays_cleared() -> None:
-    disk = written_disk(1, BATCHES)
+    disk = tools.written_disk(1, BATCHES)
     damaged = disk.with_file(disk.segments()[3], None)
-    journal = open_journal(DIRECTORY, 1, damaged)
+    journal = tools.open_journal(tools.DIRECTORY, 1, damaged)
     assert journal.log_start.lost == LOST
     journal.append(BATCHES[3:])
     journal.sync()
@@ -302,13 +296,13 @@ def test_cleared_damage_stays_cleared() -> None:
 
 
 def test_damage_met_while_reading_says_where_and_how_to_go_on() -> None:
-    disk = written_disk(ONE_SEGMENT, BATCHES)
+    disk = tools.written_disk(tools.ONE_SEGMENT, BATCHES)
     (path,) = disk.segments()
-    journal = open_journal(DIRECTORY, files=disk)
+    journal = tools.open_journal(tools.DIRECTORY, files=disk)
     inode = disk.names_now[path]
     position = inode.content.index(b"three")
     inode.content = inode.content.replace(b"three", b"thrxe")
     with pytest.raises(JournalDamagedError, match="offset 1") as met:
-        read_all(journal)
+        tools.read_all(journal)
     assert met.value.path == path
     assert 0 < met.value.offset < position

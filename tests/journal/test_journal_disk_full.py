@@ -24,39 +24,28 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.storage.durable_files import DiskFullError, PosixFile
-from tests.journal.journal_tools import (
-    CLUSTER,
-    DIRECTORY,
-    NODE,
-    Held,
-    batch,
-    download,
-    held_by,
-    make,
-    open_journal,
-    read_all,
-    sealed_snapshot,
-    snapshot_bytes,
-    snapshot_id,
-    written_disk,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk, Left
 
 SEGMENT_BYTES = 150
-BATCHES = [batch(0, 1, b"one" * 9), batch(1, 1, b"two" * 30), batch(2, 2, b"x" * 60)]
-MORE = [batch(3, 2, b"more"), batch(4, 2, b"y" * 120), batch(5, 3, b"z" * 30)]
+BATCHES = [
+    tools.batch(0, 1, b"one" * 9),
+    tools.batch(1, 1, b"two" * 30),
+    tools.batch(2, 2, b"x" * 60),
+]
+MORE = [tools.batch(3, 2, b"more"), tools.batch(4, 2, b"y" * 120), tools.batch(5, 3, b"z" * 30)]
 NEW_STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(2)), NodeId(1))
-AHEAD = snapshot_id(100, 5)
-AHEAD_DATA = snapshot_bytes(AHEAD)
+AHEAD = tools.snapshot_id(100, 5)
+AHEAD_DATA = tools.snapshot_bytes(AHEAD)
 
 
 def reopen(disk: CrashDisk) -> Journal:
-    return open_journal(DIRECTORY, SEGMENT_BYTES, disk, room_bytes=100)
+    return tools.open_journal(tools.DIRECTORY, SEGMENT_BYTES, disk, room_bytes=100)
 
 
 @pytest.fixture
 def disk() -> CrashDisk:
-    return written_disk(SEGMENT_BYTES, BATCHES, snapshots=((1, 1),))
+    return tools.written_disk(SEGMENT_BYTES, BATCHES, snapshots=((1, 1),))
 
 
 def append_more(journal: Journal) -> None:
@@ -65,9 +54,9 @@ def append_more(journal: Journal) -> None:
 
 
 def take_one(journal: Journal) -> None:
-    writer = journal.snapshots.begin(snapshot_id(2, 1))
+    writer = journal.snapshots.begin(tools.snapshot_id(2, 1))
     try:
-        writer.write(snapshot_bytes(writer.snapshot_id))
+        writer.write(tools.snapshot_bytes(writer.snapshot_id))
     except DiskFullError:
         writer.abandon()
         raise
@@ -77,7 +66,7 @@ def take_one(journal: Journal) -> None:
 
 
 def download_ahead(journal: Journal) -> None:
-    download(journal, AHEAD, AHEAD_DATA)
+    tools.download(journal, AHEAD, AHEAD_DATA)
 
 
 def install_ahead(journal: Journal) -> None:
@@ -99,8 +88,8 @@ CALLS: dict[str, tuple[Action, Action]] = {
 }
 
 
-def held_after_power_failure(disk: CrashDisk, left: Left) -> Held:
-    return held_by(reopen(disk.after_crash(left)))
+def held_after_power_failure(disk: CrashDisk, left: Left) -> tools.Held:
+    return tools.held_by(reopen(disk.after_crash(left)))
 
 
 def full_at_every_byte(
@@ -127,23 +116,23 @@ def test_a_call_that_found_no_room_can_be_repeated(disk: CrashDisk, name: str) -
     prepare, act = CALLS[name]
     roomy = disk.copy()
     journal = reopen(roomy)
-    before = held_by(journal)
+    before = tools.held_by(journal)
     prepare(journal)
     act(journal)
     journal.close()
-    after = held_by(reopen(roomy.copy()))
+    after = tools.held_by(reopen(roomy.copy()))
     for space, victim, journal in full_at_every_byte(disk, prepare, act):
         for left in Left:
             held = held_after_power_failure(victim, left)
             assert is_between(held, before, after), f"{space} bytes free, {left.name} left"
         victim.space = None
         act(journal)
-        assert read_all(journal) == list(after.batches), f"{space} bytes free"
+        assert tools.read_all(journal) == list(after.batches), f"{space} bytes free"
         journal.close()
-        assert held_by(reopen(victim.copy())) == after, f"{space} bytes free"
+        assert tools.held_by(reopen(victim.copy())) == after, f"{space} bytes free"
 
 
-def is_between(held: Held, before: Held, after: Held) -> bool:
+def is_between(held: tools.Held, before: tools.Held, after: tools.Held) -> bool:
     """Whether this is the old state, the new one, or the old with some of the new batches."""
     grown = after.batches[: len(held.batches)] == held.batches and len(held.batches) >= len(
         before.batches
@@ -153,7 +142,7 @@ def is_between(held: Held, before: Held, after: Held) -> bool:
 
 def test_a_snapshot_that_finds_no_room_leaves_none_taken(disk: CrashDisk) -> None:
     """A half-written snapshot must not be what keeps the disk full."""
-    complete = len(snapshot_bytes(snapshot_id(2, 1))) + 1
+    complete = len(tools.snapshot_bytes(tools.snapshot_id(2, 1))) + 1
     for space, victim, journal in full_at_every_byte(disk, nothing, take_one):
         if space == complete:
             continue  # only the name found no room; the file is complete and is finished later
@@ -162,19 +151,19 @@ def test_a_snapshot_that_finds_no_room_leaves_none_taken(disk: CrashDisk) -> Non
         assert len(journal.snapshots.kept) == 1
         victim.space = None
         take_one(journal)
-        assert list(journal.snapshots.kept) == [snapshot_id(1, 1), snapshot_id(2, 1)]
+        assert list(journal.snapshots.kept) == [tools.snapshot_id(1, 1), tools.snapshot_id(2, 1)]
 
 
 def test_a_repeated_rename_publishes_the_snapshot(disk: CrashDisk) -> None:
     journal = reopen(disk)
-    writer = sealed_snapshot(journal, snapshot_id(2, 1))
+    writer = tools.sealed_snapshot(journal, tools.snapshot_id(2, 1))
     disk.space = 0
     with pytest.raises(DiskFullError):
         journal.finish_snapshot(writer)
     assert len(journal.snapshots.kept) == 1
     disk.space = 1
     assert journal.finish_snapshot(writer)
-    assert list(journal.snapshots.kept) == [snapshot_id(1, 1), snapshot_id(2, 1)]
+    assert list(journal.snapshots.kept) == [tools.snapshot_id(1, 1), tools.snapshot_id(2, 1)]
 
 
 def test_without_room_for_the_mark_the_log_is_as_durable_as_before(disk: CrashDisk) -> None:
@@ -196,7 +185,7 @@ def test_a_half_written_batch_takes_no_room(disk: CrashDisk) -> None:
     before = disk.contents()
     disk.space = 60
     with pytest.raises(DiskFullError):
-        journal.append([batch(3, 2, bytes(500))])
+        journal.append([tools.batch(3, 2, bytes(500))])
     assert disk.contents() == before
     assert disk.space == 60
 
@@ -205,7 +194,7 @@ def test_damage_that_finds_no_room_to_be_kept_is_found_again(disk: CrashDisk) ->
     contents = disk.contents()
     path = max(path for path in contents if path.suffix == ".log")
     contents[path] = contents[path][:-1] + b"!"
-    expected = held_by(reopen(CrashDisk.holding(contents)))
+    expected = tools.held_by(reopen(CrashDisk.holding(contents)))
     assert expected.lost is not None
     tried = 0
     for space in range(2000):
@@ -215,21 +204,21 @@ def test_damage_that_finds_no_room_to_be_kept_is_found_again(disk: CrashDisk) ->
             reopen(victim)
         except DiskFullError:
             tried += 1
-            assert held_by(reopen(victim.copy())) == expected, f"{space} bytes free"
+            assert tools.held_by(reopen(victim.copy())) == expected, f"{space} bytes free"
         else:
             break
     assert tried > 0
 
 
 def test_a_node_starts_on_a_full_disk(disk: CrashDisk) -> None:
-    before = held_by(reopen(disk))
+    before = tools.held_by(reopen(disk))
     disk.locked, disk.space, disk.charges_overwriting = False, 0, True
-    assert held_by(reopen(disk)) == before
+    assert tools.held_by(reopen(disk)) == before
 
 
 def test_a_format_that_found_no_room_can_be_repeated() -> None:
     def act(disk: CrashDisk) -> None:
-        format_directory(DIRECTORY, cluster_id=CLUSTER, node_id=NODE, files=disk)
+        format_directory(tools.DIRECTORY, cluster_id=tools.CLUSTER, node_id=tools.NODE, files=disk)
 
     tried = 0
     for space in range(0, 9000, 7):
@@ -244,7 +233,7 @@ def test_a_format_that_found_no_room_can_be_repeated() -> None:
             act(disk)
         else:
             break
-        assert held_by(reopen(disk)).end_offset == 0, f"{space} bytes free"
+        assert tools.held_by(reopen(disk)).end_offset == 0, f"{space} bytes free"
     assert tried > 0
 
 
@@ -259,16 +248,16 @@ def small_files() -> Iterator[int]:
 
 
 def test_the_kernel_says_when_there_is_no_room(tmp_path: Path, small_files: int) -> None:
-    make(tmp_path)
-    journal = open_journal(tmp_path)
+    tools.make(tmp_path)
+    journal = tools.open_journal(tmp_path)
     with pytest.raises(DiskFullError) as full:
-        journal.append([batch(end, 1, bytes(700)) for end in range(100)])
+        journal.append([tools.batch(end, 1, bytes(700)) for end in range(100)])
     assert full.value.errno == errno.EFBIG
     end = journal.end_offset
     assert 0 < end < 100
-    journal.append([batch(end, 1, b"a small one still fits")])
+    journal.append([tools.batch(end, 1, b"a small one still fits")])
     journal.close()
-    journal = open_journal(tmp_path)
+    journal = tools.open_journal(tmp_path)
     assert journal.end_offset == end + 1
     journal.close()
     (segment,) = tmp_path.glob("*.log")
@@ -317,21 +306,21 @@ def fill_up(path: Path) -> None:
 
 def test_on_a_real_full_disk_an_election_is_written_from_the_reserve(small_disk: Path) -> None:
     directory = small_disk / "node"
-    make(directory)
-    journal = open_journal(directory, reserve_bytes=1 << 20)
+    tools.make(directory)
+    journal = tools.open_journal(directory, reserve_bytes=1 << 20)
     assert journal.reserve.shortage is None
     with pytest.raises(OSError, match="No space left"):
         fill_up(small_disk / "other")
     end = EndOffset(0)
     for epoch in range(10, 60):
-        journal.write_quorum_state(QuorumState(Epoch(epoch), ReplicaKey(NODE), None))
-        journal.append([batch(end, epoch, b"x" * 2000, control=True)])
+        journal.write_quorum_state(QuorumState(Epoch(epoch), ReplicaKey(tools.NODE), None))
+        journal.append([tools.batch(end, epoch, b"x" * 2000, control=True)])
         journal.sync()
         end = journal.end_offset
         journal.reserve.refill()
         assert isinstance(journal.reserve.shortage, DiskFullError)
     journal.close()
-    found = open_journal(directory, reserve_bytes=1 << 20)
+    found = tools.open_journal(directory, reserve_bytes=1 << 20)
     assert (found.quorum_state.epoch, found.end_offset) == (59, end)
     (small_disk / "other").unlink()
     found.reserve.refill()

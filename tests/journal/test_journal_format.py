@@ -15,28 +15,12 @@ import google_crc32c
 import pytest
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.journal import errors
 from streammeta.controller.journal.directory import DirectoryIdentity, format_directory
-from streammeta.controller.journal.errors import (
-    DirectoryLockedError,
-    DirectoryNotFormattedError,
-    WrongDirectoryError,
-)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey
 from tests.broker_client.wal_tools import LOG, open_disk, recovered, sequences_of
-from tests.journal.journal_tools import (
-    CLUSTER,
-    DIRECTORY,
-    NODE,
-    STATE,
-    VOTERS,
-    batch,
-    held_by,
-    make,
-    open_journal,
-    snapshot_id,
-    written_disk,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk
 
 
@@ -45,12 +29,12 @@ def crc(data: bytes) -> int:
 
 
 def written() -> CrashDisk:
-    batches = batch(0, 3, b"ab", b"", b"cde", control=True), batch(3, 7, b"f")
-    return written_disk(1, batches, snapshots=((3, 3),))
+    batches = tools.batch(0, 3, b"ab", b"", b"cde", control=True), tools.batch(3, 7, b"f")
+    return tools.written_disk(1, batches, snapshots=((3, 3),))
 
 
 def sealed(disk: CrashDisk, name: str) -> dict[str, object]:
-    data = disk.contents()[DIRECTORY / name]
+    data = disk.contents()[tools.DIRECTORY / name]
     assert data.endswith(b"}\n")
     fields = json.loads(data)
     checksum = fields.pop("checksum")
@@ -74,10 +58,10 @@ def test_small_files() -> None:
     meta = sealed(disk, "meta.json")
     assert len(bytes.fromhex(str(meta.pop("log_id")))) == 16
     assert meta.pop("directory_id") == "d"
-    (voter,) = VOTERS
+    (voter,) = tools.VOTERS
     assert meta == {
         "version": 2,
-        "cluster_id": CLUSTER,
+        "cluster_id": tools.CLUSTER,
         "node_id": 1,
         "bootstrap_voters": [{"node_id": 1, "directory_id": "d", "endpoint": voter.endpoint}],
     }
@@ -110,8 +94,8 @@ def test_segments_as_written_by_hand() -> None:
     contents = disk.contents()
     first = segment(0, 0, one_batch(0, 3, 0, 2, (b"ab", b"", b"cde")))
     second = segment(3, 3, one_batch(3, 7, 3, 1, (b"f",)))
-    assert contents[DIRECTORY / "00000000000000000000.log"] == first
-    assert contents[DIRECTORY / "00000000000000000003.log"] == second
+    assert contents[tools.DIRECTORY / "00000000000000000000.log"] == first
+    assert contents[tools.DIRECTORY / "00000000000000000003.log"] == second
 
 
 def test_the_mark_as_written_by_hand() -> None:
@@ -129,8 +113,8 @@ def test_the_mark_as_written_by_hand() -> None:
         ((slot(92, 4, 0), b"torn"), 4),
     ):
         contents = disk.contents()
-        contents[DIRECTORY / "flushed-mark"] = slots[0].ljust(4096, b"\0") + slots[1]
-        journal = open_journal(DIRECTORY, 1, CrashDisk.holding(contents))
+        contents[tools.DIRECTORY / "flushed-mark"] = slots[0].ljust(4096, b"\0") + slots[1]
+        journal = tools.open_journal(tools.DIRECTORY, 1, CrashDisk.holding(contents))
         assert (journal.end_offset, journal.log_start.lost) == (expected_end, None)
 
 
@@ -147,16 +131,16 @@ def golden(name: str, directory: Path) -> CrashDisk:
 
 @pytest.mark.parametrize(("name", "is_repaired"), [("journal", False), ("repaired journal", True)])
 def test_a_journal_of_an_earlier_release_opens_unchanged(name: str, is_repaired: bool) -> None:
-    disk = golden(name, DIRECTORY)
+    disk = golden(name, tools.DIRECTORY)
     before = disk.contents()
-    held = held_by(open_journal(DIRECTORY, 120, disk))
+    held = tools.held_by(tools.open_journal(tools.DIRECTORY, 120, disk))
     batches = (
-        batch(0, 3, b"ab", b"", b"cde", control=True),
-        batch(3, 7, b"f"),
-        batch(4, 8, b"g" * 50, b"h"),
+        tools.batch(0, 3, b"ab", b"", b"cde", control=True),
+        tools.batch(3, 7, b"f"),
+        tools.batch(4, 8, b"g" * 50, b"h"),
     )
     assert held.batches == batches[: 2 if is_repaired else 3]
-    assert (held.state, held.snapshots) == (STATE, (snapshot_id(3, 3),))
+    assert (held.state, held.snapshots) == (tools.STATE, (tools.snapshot_id(3, 3),))
     assert (held.lost and held.lost.end_offset) == (6 if is_repaired else None)
     assert disk.contents() == before
 
@@ -173,21 +157,21 @@ def test_a_write_ahead_log_of_an_earlier_release_opens_unchanged(name: str, lost
 
 def test_an_epoch_never_decreases_on_disk() -> None:
     disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = open_journal(DIRECTORY, files=disk)
+    tools.make(tools.DIRECTORY, disk)
+    journal = tools.open_journal(tools.DIRECTORY, files=disk)
 
     with pytest.raises(AssertionError):
-        journal.write_quorum_state(QuorumState(Epoch(STATE.epoch - 1)))
+        journal.write_quorum_state(QuorumState(Epoch(tools.STATE.epoch - 1)))
 
     journal.close()
-    assert open_journal(DIRECTORY, files=disk).quorum_state == STATE
+    assert tools.open_journal(tools.DIRECTORY, files=disk).quorum_state == tools.STATE
 
 
 def test_no_offset_beyond_the_log_counts_as_flushed() -> None:
     disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = open_journal(DIRECTORY, files=disk)
-    journal.append([batch(0, 1, b"x")])
+    tools.make(tools.DIRECTORY, disk)
+    journal = tools.open_journal(tools.DIRECTORY, files=disk)
+    journal.append([tools.batch(0, 1, b"x")])
 
     journal.flushed_end = EndOffset(2)
 
@@ -196,7 +180,7 @@ def test_no_offset_beyond_the_log_counts_as_flushed() -> None:
 
 
 def format_it(path: Path, **options: Any) -> DirectoryIdentity:
-    return format_directory(path, **{"cluster_id": CLUSTER, "node_id": NODE, **options})
+    return format_directory(path, **{"cluster_id": tools.CLUSTER, "node_id": tools.NODE, **options})
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -205,32 +189,36 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_an_unformatted_directory_is_refused_and_stays_empty(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(DirectoryNotFormattedError):
-            open_journal(path)
+        with pytest.raises(errors.DirectoryNotFormattedError):
+            tools.open_journal(path)
     assert not list(tmp_path.iterdir())
 
 
 def test_formatting_gives_an_identity_that_stays(tmp_path: Path) -> None:
     identity = format_it(tmp_path / "data", directory_id=DirectoryId("d"))
-    journal = open_journal(tmp_path / "data")
+    journal = tools.open_journal(tmp_path / "data")
     assert journal.identity == identity
     assert identity.directory_id == "d"
     journal.close()
-    with pytest.raises(WrongDirectoryError, match="formatted"):
+    with pytest.raises(errors.WrongDirectoryError, match="formatted"):
         format_it(tmp_path / "data")
 
 
 @pytest.mark.parametrize(
     ("cluster_id", "node_id", "named"),
-    [(ClusterId("other"), NODE, "'other'"), (CLUSTER, NodeId(2), "node 2"), (CLUSTER, NODE, "x-9")],
+    [
+        (ClusterId("other"), tools.NODE, "'other'"),
+        (tools.CLUSTER, NodeId(2), "node 2"),
+        (tools.CLUSTER, tools.NODE, "x-9"),
+    ],
 )
 def test_the_directory_of_another_is_refused_untouched(
     tmp_path: Path, cluster_id: ClusterId, node_id: NodeId, named: str
 ) -> None:
     format_it(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(WrongDirectoryError, match=named):
-        open_journal(
+    with pytest.raises(errors.WrongDirectoryError, match=named):
+        tools.open_journal(
             tmp_path, cluster_id=cluster_id, node_id=node_id, directory_id=DirectoryId("x-9")
         )
     assert contents(tmp_path) == before
@@ -238,9 +226,9 @@ def test_the_directory_of_another_is_refused_untouched(
 
 def test_a_directory_of_something_else_is_refused_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
-    with pytest.raises(WrongDirectoryError, match=r"thesis\.tex"):
-        open_journal(tmp_path)
-    with pytest.raises(WrongDirectoryError, match="empty"):
+    with pytest.raises(errors.WrongDirectoryError, match=r"thesis\.tex"):
+        tools.open_journal(tmp_path)
+    with pytest.raises(errors.WrongDirectoryError, match="empty"):
         format_it(tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b"ten years of work"}
 
@@ -250,27 +238,27 @@ def test_unknown_files_beside_ours_are_left_alone(tmp_path: Path) -> None:
     strangers = {"notes.txt": b"n", "7.log": b"7", "x.tmp": b"x", "0.log.tmp": b"0"}
     for name, data in strangers.items():
         (tmp_path / name).write_bytes(data)
-    open_journal(tmp_path).close()
+    tools.open_journal(tmp_path).close()
     assert strangers.items() <= contents(tmp_path).items()
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     format_it(tmp_path)
-    journal = open_journal(tmp_path)
-    with pytest.raises(DirectoryLockedError, match="pid"):
-        open_journal(tmp_path)
+    journal = tools.open_journal(tmp_path)
+    with pytest.raises(errors.DirectoryLockedError, match="pid"):
+        tools.open_journal(tmp_path)
     journal.close()
-    open_journal(tmp_path).close()
+    tools.open_journal(tmp_path).close()
 
 
 def test_a_directory_with_votes_but_no_identity_is_never_formatted_again(tmp_path: Path) -> None:
     format_it(tmp_path)
-    journal = open_journal(tmp_path)
+    journal = tools.open_journal(tmp_path)
     journal.write_quorum_state(QuorumState(Epoch(3), ReplicaKey(NodeId(2))))
     journal.close()
     (tmp_path / "meta.json").unlink()
     before = contents(tmp_path)
-    with pytest.raises(WrongDirectoryError):
+    with pytest.raises(errors.WrongDirectoryError):
         format_it(tmp_path)
     assert contents(tmp_path) == before
 
@@ -290,9 +278,9 @@ def test_one_process_at_a_time_also_after_a_kill(tmp_path: Path) -> None:
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "locked\n"
-        with pytest.raises(DirectoryLockedError, match=f"pid {child.pid}"):
-            open_journal(tmp_path)
+        with pytest.raises(errors.DirectoryLockedError, match=f"pid {child.pid}"):
+            tools.open_journal(tmp_path)
     finally:
         child.kill()
         child.communicate()
-    open_journal(tmp_path).close()
+    tools.open_journal(tmp_path).close()

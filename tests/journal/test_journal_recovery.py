@@ -22,39 +22,21 @@ from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import ReplicaKey
-from tests.journal.journal_tools import (
-    CLUSTER,
-    DIRECTORY,
-    NODE,
-    ONE_SEGMENT,
-    STATE,
-    VOTERS,
-    Held,
-    batch,
-    held_by,
-    install,
-    make,
-    open_journal,
-    read_all,
-    snapshot_bytes,
-    snapshot_id,
-    take_snapshot,
-    written_disk,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, crashes, flipped
 
 BATCHES = [
-    batch(0, 1, b"one", control=True),
-    batch(1, 1, b"two", b"", b"three"),
-    batch(4, 3, b"x" * 300, control=True),
-    batch(5, 4, b"last"),
+    tools.batch(0, 1, b"one", control=True),
+    tools.batch(1, 1, b"two", b"", b"three"),
+    tools.batch(4, 3, b"x" * 300, control=True),
+    tools.batch(5, 4, b"last"),
 ]
 
 
-def write(path: Path, *groups: list[Batch], segment_bytes: int = ONE_SEGMENT) -> None:
+def write(path: Path, *groups: list[Batch], segment_bytes: int = tools.ONE_SEGMENT) -> None:
     if not path.exists() or not list(path.iterdir()):
-        make(path)
-    journal = open_journal(path, segment_bytes)
+        tools.make(path)
+    journal = tools.open_journal(path, segment_bytes)
     for group in groups:
         journal.append(group)
         journal.sync()
@@ -62,9 +44,9 @@ def write(path: Path, *groups: list[Batch], segment_bytes: int = ONE_SEGMENT) ->
 
 
 def test_only_the_tail_of_a_large_log_is_held_and_all_its_control_batches(tmp_path: Path) -> None:
-    large = [batch(i, 1, bytes(1 << 20), control=i < 2) for i in range(10)]
+    large = [tools.batch(i, 1, bytes(1 << 20), control=i < 2) for i in range(10)]
     write(tmp_path, large)
-    journal = open_journal(tmp_path)
+    journal = tools.open_journal(tmp_path)
     start = journal.log_start
     assert start.end_offset == 10
     assert 2 <= len(start.tail) <= 4
@@ -80,7 +62,7 @@ def test_damaged_small_files_are_refused(tmp_path: Path, name: str) -> None:
     bad = bytes(byte ^ 1 for byte in good)
     path.write_bytes(bad)
     with pytest.raises(JournalDamagedError, match=f"{name}"):
-        open_journal(tmp_path)
+        tools.open_journal(tmp_path)
     assert path.read_bytes() == bad
 
 
@@ -88,34 +70,34 @@ def test_a_missing_quorum_state_is_never_made_anew(tmp_path: Path) -> None:
     write(tmp_path, BATCHES)
     (tmp_path / "quorum-state").unlink()
     with pytest.raises(JournalDamagedError, match="vote"):
-        open_journal(tmp_path)
+        tools.open_journal(tmp_path)
 
 
 def test_a_quorum_state_older_than_the_log_is_refused(tmp_path: Path) -> None:
     """An old file was put back: the vote it holds is not the last one."""
-    make(tmp_path, state=QuorumState(Epoch(3)))
+    tools.make(tmp_path, state=QuorumState(Epoch(3)))
     old = (tmp_path / "quorum-state").read_bytes()
-    journal = open_journal(tmp_path)
+    journal = tools.open_journal(tmp_path)
     journal.write_quorum_state(QuorumState(Epoch(4)))
     journal.append(BATCHES)
     journal.close()
     (tmp_path / "quorum-state").write_bytes(old)
     with pytest.raises(JournalDamagedError, match=r"epoch 3.*4"):
-        open_journal(tmp_path)
+        tools.open_journal(tmp_path)
 
 
-@pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 1, 200])
+@pytest.mark.parametrize("segment_bytes", [tools.ONE_SEGMENT, 1, 200])
 @pytest.mark.parametrize("keep", range(len(BATCHES)))
 def test_a_truncated_log_ends_and_goes_on(tmp_path: Path, segment_bytes: int, keep: int) -> None:
     write(tmp_path, BATCHES, segment_bytes=segment_bytes)
-    journal = open_journal(tmp_path, segment_bytes)
+    journal = tools.open_journal(tmp_path, segment_bytes)
     journal.truncate(BATCHES[keep].base_offset)
-    assert read_all(journal) == BATCHES[:keep]
-    replacement = batch(BATCHES[keep].base_offset, 9, b"new", b"er")
+    assert tools.read_all(journal) == BATCHES[:keep]
+    replacement = tools.batch(BATCHES[keep].base_offset, 9, b"new", b"er")
     journal.append([replacement])
     journal.close()
-    journal = open_journal(tmp_path, segment_bytes)
-    held = held_by(journal)
+    journal = tools.open_journal(tmp_path, segment_bytes)
+    held = tools.held_by(journal)
     assert list(held.batches) == [*BATCHES[:keep], replacement]
     assert held.lost is None
     journal.close()
@@ -123,41 +105,43 @@ def test_a_truncated_log_ends_and_goes_on(tmp_path: Path, segment_bytes: int, ke
 
 def test_a_batch_is_never_cut_in_half(tmp_path: Path) -> None:
     write(tmp_path, BATCHES)
-    journal = open_journal(tmp_path)
+    journal = tools.open_journal(tmp_path)
     with pytest.raises(ValueError, match="at 2"):
         journal.truncate(EndOffset(2))
     journal.close()
 
 
 def test_a_batch_that_does_not_continue_the_log_is_refused(tmp_path: Path) -> None:
-    make(tmp_path)
-    journal = open_journal(tmp_path)
+    tools.make(tmp_path)
+    journal = tools.open_journal(tmp_path)
     journal.append(BATCHES[:1])
     with pytest.raises(ValueError, match="continue"):
         journal.append(BATCHES[2:3])
     journal.append(BATCHES[1:3])
     with pytest.raises(ValueError, match="epoch 2"):
-        journal.append([batch(5, 2, b"older epoch")])
+        journal.append([tools.batch(5, 2, b"older epoch")])
     journal.close()
 
 
 @pytest.mark.parametrize("trim", range(7))
-@pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 1, 200])
+@pytest.mark.parametrize("segment_bytes", [tools.ONE_SEGMENT, 1, 200])
 def test_a_trimmed_log_keeps_all_from_there(tmp_path: Path, segment_bytes: int, trim: int) -> None:
     write(tmp_path, BATCHES, segment_bytes=segment_bytes)
-    journal = open_journal(tmp_path, segment_bytes)
-    take_snapshot(journal, snapshot_id(4, 1))
-    take_snapshot(journal, snapshot_id(6, 4))
+    journal = tools.open_journal(tmp_path, segment_bytes)
+    tools.take_snapshot(journal, tools.snapshot_id(4, 1))
+    tools.take_snapshot(journal, tools.snapshot_id(6, 4))
     journal.trim(EndOffset(trim))
     start_offset = journal.start_offset
     for _ in range(2):
         journal.close()
-        journal = open_journal(tmp_path, segment_bytes)
-        held = held_by(journal)
+        journal = tools.open_journal(tmp_path, segment_bytes)
+        held = tools.held_by(journal)
         assert held.start_offset == start_offset
         assert held.start_offset <= trim
         assert held.snapshots == tuple(
-            which for which in (snapshot_id(4, 1), snapshot_id(6, 4)) if which.end_offset >= trim
+            which
+            for which in (tools.snapshot_id(4, 1), tools.snapshot_id(6, 4))
+            if which.end_offset >= trim
         )
         assert list(held.batches) == [b for b in BATCHES if b.base_offset >= held.start_offset]
         below = [b for b in BATCHES if b.end_offset <= held.start_offset]
@@ -166,33 +150,33 @@ def test_a_trimmed_log_keeps_all_from_there(tmp_path: Path, segment_bytes: int, 
             assert held.batches[0].end_offset > trim or len(held.batches) == 1
         if below:
             assert journal.read(EndOffset(held.start_offset - 1), 100) == ()
-    journal.append([batch(6, 4, b"more")])
-    assert read_all(journal)[-1].end_offset == 7
+    journal.append([tools.batch(6, 4, b"more")])
+    assert tools.read_all(journal)[-1].end_offset == 7
     journal.close()
 
 
 def test_a_log_is_never_trimmed_beyond_the_newest_snapshot(tmp_path: Path) -> None:
     write(tmp_path, BATCHES, segment_bytes=1)
-    journal = open_journal(tmp_path, 1)
+    journal = tools.open_journal(tmp_path, 1)
     with pytest.raises(ValueError, match="snapshot"):
         journal.trim(EndOffset(1))
-    take_snapshot(journal, snapshot_id(4, 1))
+    tools.take_snapshot(journal, tools.snapshot_id(4, 1))
     with pytest.raises(ValueError, match="snapshot"):
         journal.trim(EndOffset(5))
-    assert read_all(journal) == BATCHES
+    assert tools.read_all(journal) == BATCHES
     journal.close()
 
 
 def test_a_trimmed_log_can_be_cut_back_to_its_start(tmp_path: Path) -> None:
     write(tmp_path, BATCHES, segment_bytes=1)
-    journal = open_journal(tmp_path, 1)
-    take_snapshot(journal, snapshot_id(4, 1))
+    journal = tools.open_journal(tmp_path, 1)
+    tools.take_snapshot(journal, tools.snapshot_id(4, 1))
     journal.trim(EndOffset(4))
     assert journal.start_offset == 4
     journal.truncate(EndOffset(4))
-    journal.append([batch(4, 2, b"epoch 2 fits after 1, not after 3")])
+    journal.append([tools.batch(4, 2, b"epoch 2 fits after 1, not after 3")])
     journal.close()
-    journal = open_journal(tmp_path, 1)
+    journal = tools.open_journal(tmp_path, 1)
     assert [(e.epoch, e.start_offset) for e in journal.log_start.epoch_starts] == [(2, 4)]
     journal.close()
 
@@ -204,7 +188,7 @@ def test_a_refused_journal_leaves_no_file_open(tmp_path: Path) -> None:
 
     for _ in range(3):
         with pytest.raises(JournalDamagedError):
-            open_journal(tmp_path)
+            tools.open_journal(tmp_path)
     gc.collect()
 
     assert open_files_below(tmp_path) == []
@@ -221,12 +205,12 @@ SEGMENT_BYTES = 200
 ROOM_BYTES = 120
 """Room for one small batch and part of the next."""
 WRITTEN = [
-    batch(0, 1, b"leads", control=True),
-    batch(1, 1, b"x" * 90, b"y" * 40),
-    batch(3, 2, b"z" * 150),
-    batch(4, 2, b"four"),
-    batch(5, 3, b"v" * 160),
-    batch(6, 3, b"six", control=True),
+    tools.batch(0, 1, b"leads", control=True),
+    tools.batch(1, 1, b"x" * 90, b"y" * 40),
+    tools.batch(3, 2, b"z" * 150),
+    tools.batch(4, 2, b"four"),
+    tools.batch(5, 3, b"v" * 160),
+    tools.batch(6, 3, b"six", control=True),
 ]
 NEW_STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(3)))
 
@@ -236,11 +220,11 @@ Change = Callable[[Journal], None]
 def started() -> CrashDisk:
     """Return a disk with a flushed log of several segments and two snapshots."""
     groups = [[item] for item in WRITTEN]
-    return written_disk(SEGMENT_BYTES, *groups, snapshots=((3, 1), (5, 2)))
+    return tools.written_disk(SEGMENT_BYTES, *groups, snapshots=((3, 1), (5, 2)))
 
 
 def reopen(disk: CrashDisk) -> Journal:
-    return open_journal(DIRECTORY, SEGMENT_BYTES, disk, room_bytes=ROOM_BYTES)
+    return tools.open_journal(tools.DIRECTORY, SEGMENT_BYTES, disk, room_bytes=ROOM_BYTES)
 
 
 def recover(disk: CrashDisk) -> None:
@@ -258,19 +242,19 @@ def crashes_in(disk: CrashDisk, change: Change) -> Iterator[tuple[str, CrashDisk
     return crashes(disk, act)
 
 
-def held_on(disk: CrashDisk) -> Held:
+def held_on(disk: CrashDisk) -> tools.Held:
     """Recover a copy of a disk and return what it holds; recovering it again changes nothing."""
     first = disk.copy()
-    held = held_by(reopen(first))
+    held = tools.held_by(reopen(first))
     again = first.after_crash(Left.NOTHING)
-    assert held_by(reopen(again)) == held, "a crash after recovery undoes it"
+    assert tools.held_by(reopen(again)) == held, "a crash after recovery undoes it"
     return held
 
 
 def append_two(journal: Journal) -> None:
-    journal.append([batch(7, 3, b"seven"), batch(8, 4, b"eight" * 40)])
+    journal.append([tools.batch(7, 3, b"seven"), tools.batch(8, 4, b"eight" * 40)])
     journal.sync()
-    journal.append([batch(9, 4, b"nine")])
+    journal.append([tools.batch(9, 4, b"nine")])
     journal.sync()
 
 
@@ -283,8 +267,8 @@ def install_over_a_diverging_log(journal: Journal) -> None:
 
 
 def install_new(journal: Journal, end_offset: int, epoch: int) -> None:
-    which = snapshot_id(end_offset, epoch)
-    assert install(journal, which, snapshot_bytes(which)) == VOTERS
+    which = tools.snapshot_id(end_offset, epoch)
+    assert tools.install(journal, which, tools.snapshot_bytes(which)) == tools.VOTERS
 
 
 CHANGES: dict[str, Change] = {
@@ -292,7 +276,7 @@ CHANGES: dict[str, Change] = {
     "truncate several segments": lambda journal: journal.truncate(EndOffset(3)),
     "truncate to a segment's start": lambda journal: journal.truncate(EndOffset(5)),
     "trim": lambda journal: journal.trim(EndOffset(5)),
-    "write a snapshot": lambda journal: take_snapshot(journal, snapshot_id(7, 3)),
+    "write a snapshot": lambda journal: tools.take_snapshot(journal, tools.snapshot_id(7, 3)),
     "install ahead of the log": install_ahead,
     "install over a diverging log": install_over_a_diverging_log,
     "quorum-state": lambda journal: journal.write_quorum_state(NEW_STATE),
@@ -319,7 +303,7 @@ def test_a_crash_leaves_the_old_state_or_the_new(name: str) -> None:
     assert held_on(changed.after_crash(Left.NOTHING)) == after, "done means durable"
 
 
-def as_one_of(before: Held, after: Held, held: Held) -> Held:
+def as_one_of(before: tools.Held, after: tools.Held, held: tools.Held) -> tools.Held:
     """Return `after` for a trim that was carried out in part, and is sound."""
     kept = tuple(item for item in before.batches if item.base_offset >= held.start_offset)
     is_sound = (
@@ -337,7 +321,11 @@ def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
     disk = started()
     before = held_on(disk).batches
     # The second begins a segment: both segments are flushed together.
-    more = (batch(7, 3, b"seven" * 40), batch(8, 4, b"eight"), batch(9, 4, b"nine"))
+    more = (
+        tools.batch(7, 3, b"seven" * 40),
+        tools.batch(8, 4, b"eight"),
+        tools.batch(9, 4, b"nine"),
+    )
     flushed = 0
 
     def append_more(journal: Journal) -> None:
@@ -371,7 +359,7 @@ def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
             journal = reopen(victim)
         append_two(journal)
         journal.truncate(EndOffset(7))
-        take_snapshot(journal, snapshot_id(7, 3))
+        tools.take_snapshot(journal, tools.snapshot_id(7, 3))
         journal.write_quorum_state(QuorumState(Epoch(10)))
         install_new(journal, 20, 5)
 
@@ -387,8 +375,8 @@ def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
             has_crashed = True
         second = victim.after_kill()
         journal = reopen(second)
-        held = held_by(journal)
-        more = batch(held.end_offset, 9, b"acknowledged")
+        held = tools.held_by(journal)
+        more = tools.batch(held.end_offset, 9, b"acknowledged")
         journal.append([more])
         journal.sync()
         for left in Left:
@@ -408,7 +396,7 @@ def test_a_crash_in_recovery_is_recovered_from() -> None:
             continue
         tried.add(contents)
         expected = held_on(left)
-        assert expected == before or expected.snapshots == (snapshot_id(6, 4),)
+        assert expected == before or expected.snapshots == (tools.snapshot_id(6, 4),)
         for then, left_again in crashes(left, recover):
             assert held_on(left_again) == expected, f"{where}, then {then}"
 
@@ -421,7 +409,7 @@ def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
     disk = disk.with_file(damaged, data)
     whole = held_on(started())
     expected = held_on(disk)
-    assert expected.lost == LostEntries(EndOffset(7), STATE.epoch)
+    assert expected.lost == LostEntries(EndOffset(7), tools.STATE.epoch)
     assert expected.batches == whole.batches[: len(expected.batches)]
     assert expected.end_offset >= 5
     for where, left in crashes(disk, recover):
@@ -447,7 +435,11 @@ def test_a_crash_while_damage_is_cleared_forgets_it_or_not() -> None:
 def test_a_crash_while_formatting_leaves_a_directory_to_format_or_a_formatted_one() -> None:
     def act(victim: CrashDisk) -> None:
         format_directory(
-            DIRECTORY, cluster_id=CLUSTER, node_id=NODE, bootstrap_voters=VOTERS, files=victim
+            tools.DIRECTORY,
+            cluster_id=tools.CLUSTER,
+            node_id=tools.NODE,
+            bootstrap_voters=tools.VOTERS,
+            files=victim,
         )
 
     outcomes = set()
@@ -461,6 +453,6 @@ def test_a_crash_while_formatting_leaves_a_directory_to_format_or_a_formatted_on
             journal = reopen(found)
         else:
             outcomes.add("formatted")
-        assert journal.identity.bootstrap_voters == VOTERS, where
-        assert held_by(journal).end_offset == 0, where
+        assert journal.identity.bootstrap_voters == tools.VOTERS, where
+        assert tools.held_by(journal).end_offset == 0, where
     assert outcomes == {"formatted", "not formatted"}

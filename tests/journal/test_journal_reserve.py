@@ -13,20 +13,13 @@ from streammeta.controller.quorum.events import AppendLog, PersistQuorumState, W
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.persistence.quorum_disk import DiskWorker, StateWritten
 from streammeta.storage.durable_files import DiskFullError
-from tests.journal.journal_tools import (
-    DIRECTORY,
-    STATE,
-    batch,
-    open_journal,
-    read_all,
-    written_disk,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk, Left, PowerFailure
 
-RESERVE = DIRECTORY / RESERVE_NAME
+RESERVE = tools.DIRECTORY / RESERVE_NAME
 RESERVE_BYTES = 8_000
-DATA = batch(0, 1, b"data" * 10)
-LEADER_CHANGE = batch(1, 9, b"who leads", control=True)
+DATA = tools.batch(0, 1, b"data" * 10)
+LEADER_CHANGE = tools.batch(1, 9, b"who leads", control=True)
 
 
 def state(epoch: int) -> QuorumState:
@@ -34,13 +27,13 @@ def state(epoch: int) -> QuorumState:
 
 
 def reopen(disk: CrashDisk) -> Journal:
-    return open_journal(DIRECTORY, files=disk, reserve_bytes=RESERVE_BYTES)
+    return tools.open_journal(tools.DIRECTORY, files=disk, reserve_bytes=RESERVE_BYTES)
 
 
 @pytest.fixture
 def disk() -> CrashDisk:
     """A directory from before there were reserves."""
-    disk = written_disk()
+    disk = tools.written_disk()
     assert RESERVE not in disk.contents()
     return disk
 
@@ -54,7 +47,7 @@ def test_an_older_directory_gets_its_reserve_durably_and_byte_for_byte(disk: Cra
     assert journal.reserve.shortage is None
     assert reserved(disk.after_crash(Left.NOTHING)) == RESERVE_BYTES
     assert set(disk.contents()[RESERVE]) - {0}, "nothing that a file system leaves out"
-    facts = Inspection(DIRECTORY, disk, journal.identity)
+    facts = Inspection(tools.DIRECTORY, disk, journal.identity)
     facts.run()
     assert facts.reserve_bytes == RESERVE_BYTES
     assert not facts.findings
@@ -71,7 +64,7 @@ def test_on_a_full_disk_votes_and_a_leader_change_are_written(disk: CrashDisk) -
     assert 0 < reserved(disk) < RESERVE_BYTES
     journal.write_quorum_state(state(10))
     found = reopen(disk.after_crash(Left.NOTHING))
-    assert read_all(found) == [DATA, LEADER_CHANGE]
+    assert tools.read_all(found) == [DATA, LEADER_CHANGE]
     assert found.quorum_state == state(10)
 
 
@@ -79,16 +72,16 @@ def test_batches_leave_the_room_that_the_state_needs(disk: CrashDisk) -> None:
     journal = reopen(disk)
     disk.space = 0
     with pytest.raises(DiskFullError):
-        journal.append([batch(0, 1, b"x" * 2 * RESERVE_BYTES)])
+        journal.append([tools.batch(0, 1, b"x" * 2 * RESERVE_BYTES)])
     while disk.space:
         end = journal.end_offset
         try:
-            journal.append([batch(end, 1, b"y" * (disk.space // 4))])
+            journal.append([tools.batch(end, 1, b"y" * (disk.space // 4))])
         except DiskFullError:
             disk.space = 0
     journal.sync()
     with pytest.raises(DiskFullError):
-        journal.append([batch(journal.end_offset, 1, b"z")])
+        journal.append([tools.batch(journal.end_offset, 1, b"z")])
     journal.write_quorum_state(state(10))
     assert reopen(disk.after_crash(Left.NOTHING)).quorum_state == state(10)
 
@@ -132,11 +125,11 @@ def test_a_crash_while_the_reserve_makes_room_loses_no_vote(disk: CrashDisk) -> 
             except PowerFailure:
                 has_crashed = True
             found = reopen(victim.after_crash(left))
-            assert found.quorum_state in (STATE, state(10))
+            assert found.quorum_state in (tools.STATE, state(10))
             assert found.reserve.shortage is None
             if not has_crashed:
                 assert found.quorum_state == state(10)
-                assert read_all(found) == [DATA]
+                assert tools.read_all(found) == [DATA]
     assert not has_crashed, "every call was a crash once"
 
 
@@ -144,12 +137,14 @@ def test_a_state_overtakes_batches_that_wait_for_room_and_is_written_once(disk: 
     journal = reopen(disk)
     worker = DiskWorker(journal)
     disk.space = 0
-    stuck = AppendLog(1, (batch(0, 1, b"x" * 2 * RESERVE_BYTES),))
-    progress = worker.run([stuck, PersistQuorumState(2, state(10)), PersistQuorumState(3, STATE)])
+    stuck = AppendLog(1, (tools.batch(0, 1, b"x" * 2 * RESERVE_BYTES),))
+    progress = worker.run(
+        [stuck, PersistQuorumState(2, state(10)), PersistQuorumState(3, tools.STATE)]
+    )
     assert progress.full is not None
     assert progress.reports == (StateWritten(3),), "the newest counts, and no batch as flushed"
     assert progress.left == (stuck, StateWritten(2), StateWritten(3))
-    assert reopen(disk.after_crash(Left.NOTHING)).quorum_state == STATE
+    assert reopen(disk.after_crash(Left.NOTHING)).quorum_state == tools.STATE
 
     later = worker.serve([PersistQuorumState(4, state(11))])
     assert later.reports == (StateWritten(4),)

@@ -10,33 +10,25 @@ from streammeta.controller.journal.inspection import Inspection, open_stopped_di
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.segment import SMALL_BYTES
 from streammeta.controller.quorum.messages import Batch
-from tests.journal.journal_tools import (
-    DIRECTORY,
-    ONE_SEGMENT,
-    batch,
-    held_by,
-    make,
-    open_journal,
-    read_all,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk, Left
 
 ROOM_BYTES = 1000
 
 
 def small(offset: int) -> Batch:
-    return batch(offset, 1, b"payload %d" % offset)
+    return tools.batch(offset, 1, b"payload %d" % offset)
 
 
 @pytest.fixture
 def disk() -> CrashDisk:
     disk = CrashDisk()
-    make(DIRECTORY, disk)
+    tools.make(tools.DIRECTORY, disk)
     return disk
 
 
-def reopen(disk: CrashDisk, segment_bytes: int = ONE_SEGMENT) -> Journal:
-    return open_journal(DIRECTORY, segment_bytes, disk, room_bytes=ROOM_BYTES)
+def reopen(disk: CrashDisk, segment_bytes: int = tools.ONE_SEGMENT) -> Journal:
+    return tools.open_journal(tools.DIRECTORY, segment_bytes, disk, room_bytes=ROOM_BYTES)
 
 
 def append(journal: Journal, *batches: Batch) -> None:
@@ -58,22 +50,22 @@ def test_small_batches_lengthen_the_file_once_for_many(disk: CrashDisk) -> None:
         sizes.append(log_size(disk))
     frame_bytes = log_size(disk) // 50
     assert len(set(sizes)) <= 49 * frame_bytes // ROOM_BYTES + 2
-    assert read_all(journal) == [small(offset) for offset in range(50)]
-    assert read_all(reopen(disk.after_crash(Left.NOTHING))) == read_all(journal)
+    assert tools.read_all(journal) == [small(offset) for offset in range(50)]
+    assert tools.read_all(reopen(disk.after_crash(Left.NOTHING))) == tools.read_all(journal)
 
 
 def test_a_large_batch_makes_no_room(disk: CrashDisk) -> None:
     journal = reopen(disk)
-    append(journal, batch(0, 1, b"x" * SMALL_BYTES))
+    append(journal, tools.batch(0, 1, b"x" * SMALL_BYTES))
     assert disk.contents()[disk.segments()[-1]].endswith(b"x")
 
 
 def test_a_large_batch_is_written_over_room_and_beyond(disk: CrashDisk) -> None:
     journal = reopen(disk)
-    large = batch(1, 1, b"x" * (SMALL_BYTES + ROOM_BYTES))
+    large = tools.batch(1, 1, b"x" * (SMALL_BYTES + ROOM_BYTES))
     append(journal, small(0), large, small(2))
     found = reopen(disk.after_crash(Left.NOTHING))
-    assert read_all(found) == [small(0), large, small(2)]
+    assert tools.read_all(found) == [small(0), large, small(2)]
 
 
 def test_the_last_segment_alone_has_room(disk: CrashDisk) -> None:
@@ -87,8 +79,8 @@ def test_the_last_segment_alone_has_room(disk: CrashDisk) -> None:
     assert contents[last].endswith(b"\0")
     for left in Left:
         found = reopen(disk.after_crash(left), segment_bytes=200)
-        assert held_by(found).lost is None
-        assert read_all(found) == batches
+        assert tools.held_by(found).lost is None
+        assert tools.read_all(found) == batches
 
 
 def test_a_batch_that_fits_without_room_is_taken(disk: CrashDisk) -> None:
@@ -103,9 +95,9 @@ def test_a_batch_that_fits_without_room_is_taken(disk: CrashDisk) -> None:
     journal = reopen(disk)
     disk.space = 200
     append(journal, small(offset), small(offset + 1))
-    assert read_all(journal) == [small(each) for each in range(offset + 2)]
+    assert tools.read_all(journal) == [small(each) for each in range(offset + 2)]
     disk.space = None
-    assert read_all(reopen(disk.after_crash(Left.NOTHING))) == read_all(journal)
+    assert tools.read_all(reopen(disk.after_crash(Left.NOTHING))) == tools.read_all(journal)
 
 
 def test_a_batch_torn_within_room_is_cut(disk: CrashDisk) -> None:
@@ -121,14 +113,14 @@ def test_a_batch_torn_within_room_is_cut(disk: CrashDisk) -> None:
     for end in range(begin, whole):
         torn = disk.after_crash(Left.NOTHING).with_file(path, after[:end] + before[end:])
         found = reopen(torn)
-        assert held_by(found).lost is None
-        assert read_all(found) == [small(0)], f"{end - begin} bytes of it"
+        assert tools.held_by(found).lost is None
+        assert tools.read_all(found) == [small(0)], f"{end - begin} bytes of it"
         assert log_size(torn) == begin
 
 
 def test_room_is_neither_damage_nor_a_torn_tail(tmp_path: Path) -> None:
-    make(tmp_path)
-    journal = open_journal(tmp_path, room_bytes=ROOM_BYTES)
+    tools.make(tmp_path)
+    journal = tools.open_journal(tmp_path, room_bytes=ROOM_BYTES)
     append(journal, small(0), small(1))
     journal.close()
     with open_stopped_directory(tmp_path) as (files, identity):

@@ -17,34 +17,22 @@ from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.persistence import quorum_disk
 from streammeta.storage.durable_files import DiskFullError
-from tests.journal.journal_tools import (
-    DIRECTORY,
-    VOTERS,
-    batch,
-    held_by,
-    open_journal,
-    read_all,
-    sealed_snapshot,
-    snapshot_bytes,
-    snapshot_id,
-    take_snapshot,
-    written_disk,
-)
+from tests.journal import journal_tools as tools
 from tests.kit.crash_disk import CrashDisk, Left
 
-BATCHES = [batch(i, 1 + i // 2, bytes([65 + i]) * 40) for i in range(6)]
+BATCHES = [tools.batch(i, 1 + i // 2, bytes([65 + i]) * 40) for i in range(6)]
 STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(2)))
-AHEAD = snapshot_id(50, 9)
-AHEAD_DATA = snapshot_bytes(AHEAD)
+AHEAD = tools.snapshot_id(50, 9)
+AHEAD_DATA = tools.snapshot_bytes(AHEAD)
 
 
 @pytest.fixture
 def disk() -> CrashDisk:
-    return written_disk()
+    return tools.written_disk()
 
 
 def reopen(disk: CrashDisk) -> Journal:
-    return open_journal(DIRECTORY, 100, disk)
+    return tools.open_journal(tools.DIRECTORY, 100, disk)
 
 
 def append(token: int, *batches: Batch) -> events.AppendLog:
@@ -62,17 +50,17 @@ def install_work(token: int) -> list[quorum_disk.Work]:
 
 def all_kinds(journal: Journal) -> list[quorum_disk.Work]:
     """Return work of every kind, whose order matters."""
-    take_snapshot(journal, snapshot_id(2, 1))
+    tools.take_snapshot(journal, tools.snapshot_id(2, 1))
     return [
         events.PersistQuorumState(1, STATE),
         append(2, *BATCHES[2:4]),
         events.TruncateLog(3, EndOffset(3)),
-        append(4, batch(3, 5, b"another" * 9), batch(4, 5, b"and another")),
+        append(4, tools.batch(3, 5, b"another" * 9), tools.batch(4, 5, b"and another")),
         events.ReadLog(1, EndOffset(3), 1),
         events.TrimLog(5, EndOffset(2)),
         events.ReadLog(2, EndOffset(0), 1),
         *install_work(6),
-        append(7, batch(50, 9, b"after the snapshot")),
+        append(7, tools.batch(50, 9, b"after the snapshot")),
         events.ReadSnapshot(3, AHEAD, 5, 4),
         events.ClearDamage(8),
     ]
@@ -89,17 +77,17 @@ def test_work_is_done_in_order_with_one_report_of_what_is_flushed_together(disk:
     assert chunk_report.chunk is not None
     assert chunk_report.chunk.data == AHEAD_DATA[5:9]
     assert reports == [
-        events.LogReadDone(1, (batch(3, 5, b"another" * 9),)),
+        events.LogReadDone(1, (tools.batch(3, 5, b"another" * 9),)),
         events.LogReadDone(2, ()),
         events.WriteDone(5),
         events.WriteDone(6),
-        events.SnapshotInstalled(AHEAD, VOTERS),
+        events.SnapshotInstalled(AHEAD, tools.VOTERS),
         events.WriteDone(7),
         events.WriteDone(8),
     ]
-    held = held_by(reopen(disk.after_crash(Left.NOTHING)))
+    held = tools.held_by(reopen(disk.after_crash(Left.NOTHING)))
     assert held.state == STATE
-    assert held.batches == (batch(50, 9, b"after the snapshot"),)
+    assert held.batches == (tools.batch(50, 9, b"after the snapshot"),)
 
 
 def test_what_is_reported_done_is_durable_at_every_point(disk: CrashDisk) -> None:
@@ -108,7 +96,7 @@ def test_what_is_reported_done_is_durable_at_every_point(disk: CrashDisk) -> Non
     worker = quorum_disk.DiskWorker(journal)
     for token, item in enumerate(BATCHES):
         assert worker.run([append(token, item)]).reports == (events.WriteDone(token),)
-        held = held_by(reopen(disk.after_crash(Left.NOTHING)))
+        held = tools.held_by(reopen(disk.after_crash(Left.NOTHING)))
         assert list(held.batches) == BATCHES[: token + 1]
 
 
@@ -122,7 +110,7 @@ def test_a_refused_snapshot_is_told_and_work_goes_on(disk: CrashDisk) -> None:
         events.SnapshotInstalled(AHEAD, None),
         events.WriteDone(2),
     )
-    assert read_all(journal) == BATCHES[:1]
+    assert tools.read_all(journal) == BATCHES[:1]
 
 
 def read_ids(reports: Sequence[quorum_disk.Report]) -> list[int]:
@@ -137,8 +125,8 @@ def test_full_at_every_byte_the_work_ends_as_if_there_had_been_room(disk: CrashD
     journal = reopen(roomy)
     journal.append(BATCHES[:2])
     quorum_disk.DiskWorker(journal).run(all_kinds(journal))
-    installed = events.SnapshotInstalled(AHEAD, VOTERS)
-    expected = read_all(journal)
+    installed = events.SnapshotInstalled(AHEAD, tools.VOTERS)
+    expected = tools.read_all(journal)
     tokens_seen = set()
     for space in range(3000):
         victim = disk.copy()
@@ -155,7 +143,7 @@ def test_full_at_every_byte_the_work_ends_as_if_there_had_been_room(disk: CrashD
         assert waiting.full is not None, "it does not go on by itself"
         reports.extend(waiting.reports)
         victim.space = None
-        more = append(9, batch(51, 9, b"newer work"))
+        more = append(9, tools.batch(51, 9, b"newer work"))
         last = worker.run([*waiting.left, more])
         assert last.full is None
         reports.extend(last.reports)
@@ -166,7 +154,7 @@ def test_full_at_every_byte_the_work_ends_as_if_there_had_been_room(disk: CrashD
         # A read may come earlier than it would have, but is answered, and once.
         assert sorted(read_ids(reports)) == [1, 2, 3], f"{space} bytes free"
         assert [r for r in reports if isinstance(r, events.SnapshotInstalled)] == [installed]
-        assert read_all(journal) == [*expected, batch(51, 9, b"newer work")]
+        assert tools.read_all(journal) == [*expected, tools.batch(51, 9, b"newer work")]
     else:
         raise AssertionError("never enough room")
     assert len(tokens_seen) > 4
@@ -176,7 +164,7 @@ def test_while_full_reads_are_served_and_writes_keep_their_order(disk: CrashDisk
     journal = reopen(disk)
     worker = quorum_disk.DiskWorker(journal)
     assert worker.run([append(1, *BATCHES[:3])]).full is None
-    take_snapshot(journal, snapshot_id(1, 1))
+    tools.take_snapshot(journal, tools.snapshot_id(1, 1))
     disk.space = 0
     read_of_what_waits = events.ReadLog(2, EndOffset(3), 1)
     work: list[quorum_disk.Work] = [
@@ -184,8 +172,8 @@ def test_while_full_reads_are_served_and_writes_keep_their_order(disk: CrashDisk
         events.ReadLog(1, EndOffset(0), 1),
         read_of_what_waits,
         events.PersistQuorumState(3, STATE),
-        events.ReadSnapshot(4, snapshot_id(1, 1), 0, 3),
-        events.ReadSnapshot(5, snapshot_id(1, 9), 0, 3),
+        events.ReadSnapshot(4, tools.snapshot_id(1, 1), 0, 3),
+        events.ReadSnapshot(5, tools.snapshot_id(1, 9), 0, 3),
     ]
     progress = worker.run(work)
     assert isinstance(progress.full, DiskFullError)
@@ -209,7 +197,7 @@ def test_while_full_a_trim_makes_room(disk: CrashDisk) -> None:
     journal = reopen(disk)
     worker = quorum_disk.DiskWorker(journal)
     worker.run([append(1, *BATCHES[:5])])
-    take_snapshot(journal, snapshot_id(4, 2))
+    tools.take_snapshot(journal, tools.snapshot_id(4, 2))
     start = journal.start_offset
     disk.space = 0
     trims: list[quorum_disk.Work] = [
@@ -228,14 +216,17 @@ def test_a_finished_snapshot_is_reported_or_dropped(disk: CrashDisk) -> None:
     journal = reopen(disk)
     worker = quorum_disk.DiskWorker(journal)
     worker.run([append(1, *BATCHES[:3])])
-    writers = [sealed_snapshot(journal, snapshot_id(end, epoch)) for end, epoch in ((2, 1), (3, 2))]
+    writers = [
+        tools.sealed_snapshot(journal, tools.snapshot_id(end, epoch))
+        for end, epoch in ((2, 1), (3, 2))
+    ]
     finished = worker.run([quorum_disk.FinishSnapshot(writers[1])])
-    assert finished.reports == (events.SnapshotTaken(snapshot_id(3, 2)),)
+    assert finished.reports == (events.SnapshotTaken(tools.snapshot_id(3, 2)),)
     late = worker.run([*install_work(2), quorum_disk.FinishSnapshot(writers[0])])
     (dropped,) = [
         report for report in late.reports if isinstance(report, quorum_disk.SnapshotDropped)
     ]
-    assert dropped.snapshot_id == snapshot_id(2, 1)
+    assert dropped.snapshot_id == tools.snapshot_id(2, 1)
     assert journal.snapshots.kept == (AHEAD,)
 
 
@@ -293,7 +284,7 @@ async def test_the_thread_reports_full_once_and_healed_once(disk: CrashDisk) -> 
         assert [type(item) for item in recorder.full] == [DiskFullError, type(None)]
         assert recorder.errors == []
 
-    held = held_by(reopen(disk.after_crash(Left.NOTHING)))
+    held = tools.held_by(reopen(disk.after_crash(Left.NOTHING)))
     assert (list(held.batches), held.state) == (BATCHES[:2], STATE)
 
 
@@ -302,7 +293,7 @@ async def test_the_thread_finishes_what_is_queued_before_it_ends(disk: CrashDisk
         for token, item in enumerate(BATCHES):
             thread.submit(append(token, item))
 
-    assert list(held_by(reopen(disk.after_crash(Left.NOTHING))).batches) == BATCHES
+    assert list(tools.held_by(reopen(disk.after_crash(Left.NOTHING))).batches) == BATCHES
 
 
 async def test_the_thread_ends_on_a_full_disk_without_waiting_for_room(disk: CrashDisk) -> None:
@@ -311,7 +302,7 @@ async def test_the_thread_ends_on_a_full_disk_without_waiting_for_room(disk: Cra
         thread.submit(append(1, BATCHES[0]))
         await recorder.wait_for(lambda: len(recorder.full) == 1)
 
-    assert held_by(reopen(disk.after_crash(Left.ALL))).batches == ()
+    assert tools.held_by(reopen(disk.after_crash(Left.ALL))).batches == ()
 
 
 async def test_the_first_error_ends_the_thread_and_is_reported(disk: CrashDisk) -> None:
@@ -324,17 +315,17 @@ async def test_the_first_error_ends_the_thread_and_is_reported(disk: CrashDisk) 
         thread.submit(append(3, BATCHES[0]))
         assert recorder.reports == []
 
-    assert held_by(reopen(disk.after_crash(Left.ALL))).batches == ()
+    assert tools.held_by(reopen(disk.after_crash(Left.ALL))).batches == ()
 
 
 async def test_chunks_are_read_while_the_journal_is_busy(disk: CrashDisk) -> None:
     async with running(disk) as (thread, recorder):
         for item in install_work(1):
             thread.submit(item)
-        installed = events.SnapshotInstalled(AHEAD, VOTERS)
+        installed = events.SnapshotInstalled(AHEAD, tools.VOTERS)
         await recorder.wait_for(lambda: installed in recorder.reports)
         disk.space = 0
-        thread.submit(append(2, batch(50, 9, b"waits")))
+        thread.submit(append(2, tools.batch(50, 9, b"waits")))
         thread.submit(events.ReadSnapshot(7, AHEAD, 0, 1 << 20))
         await recorder.wait_for(
             lambda: any(isinstance(item, events.SnapshotReadDone) for item in recorder.reports)

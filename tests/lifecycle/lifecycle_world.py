@@ -15,13 +15,7 @@ from streammeta.controller.lifecycle.failover import Failover, Heartbeats, read_
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import CheckObjectsAnswer
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
-from streammeta.controller.metadata.tables.values import (
-    NodeIdentity,
-    ObjectState,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
+from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.runtime.writer.bucket_permits import MarkerLease, ObjectIdGate
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.errors import StorageError
@@ -32,7 +26,7 @@ from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "_streammeta_test"
-BROKER = NodeIdentity(1001, 1)
+BROKER = v.NodeIdentity(1001, 1)
 PATIENCE_S = 60.0
 
 
@@ -95,7 +89,7 @@ class World:
         self.log.epoch = self.log.batches[-1].epoch
 
     async def prepare(
-        self, count: int = 1, ttl_ms: int = 60_000, node: NodeIdentity = BROKER
+        self, count: int = 1, ttl_ms: int = 60_000, node: v.NodeIdentity = BROKER
     ) -> list[int]:
         request_id = f"objects at {self.log.next_offset}"
         first: int = (
@@ -121,7 +115,7 @@ class World:
         rows: dict[int, tuple[int, int]],
         *,
         as_stream_object: bool = False,
-        writer: NodeIdentity = BROKER,
+        writer: v.NodeIdentity = BROKER,
         **fields: Any,
     ) -> tuple[int, ErrorCode]:
         """Commit one object with (start, end) of each stream; return its id and the outcome.
@@ -130,17 +124,17 @@ class World:
         """
         (object_id,) = await self.prepare(node=writer)
         ranges = {
-            "stream_id": column(list(rows)),
-            "start_offset": column([start for start, _ in rows.values()]),
-            "end_offset": column([end for _, end in rows.values()]),
+            "stream_id": v.column(list(rows)),
+            "start_offset": v.column([start for start, _ in rows.values()]),
+            "end_offset": v.column([end for _, end in rows.values()]),
         }
         if as_stream_object:
-            ids = {"object_id": column([object_id]), "object_size": column([10])}
+            ids = {"object_id": v.column([object_id]), "object_size": v.column([10])}
             fields |= {"object_id": -1, "order_id": -1, "object_size": 0}
-            fields["stream_objects"] = StreamObjectColumns(**ids, **ranges)
+            fields["stream_objects"] = v.StreamObjectColumns(**ids, **ranges)
         else:
             fields |= {"object_id": object_id, "order_id": object_id, "object_size": 10}
-            fields["ranges"] = RangeColumns(**ranges)
+            fields["ranges"] = v.RangeColumns(**ranges)
         answer = await self.write(requests.CommitStreamSetObject(**{"node": BROKER, **fields}))
         return object_id, answer.error
 
@@ -156,7 +150,7 @@ class World:
     async def removal(self, ids: Sequence[int], tick_ms: int = 20) -> None:
         """Wait, `tick_ms` at a time, until the map has forgotten objects."""
         await self.until(
-            lambda: self.states(ids) == {ObjectState.REMOVED},
+            lambda: self.states(ids) == {v.ObjectState.REMOVED},
             f"removal of {len(ids)} objects",
             tick_ms,
         )
@@ -173,11 +167,11 @@ class World:
     async def write(self, request: requests.WriteRequest) -> Any:
         return (await self.controller.write(request)).answer
 
-    def states(self, ids: Sequence[int]) -> set[ObjectState]:
+    def states(self, ids: Sequence[int]) -> set[v.ObjectState]:
         """What this controller's map says of objects, committed or not."""
         return states(self.controller, ids)
 
-    def committed_states(self, ids: Sequence[int]) -> set[ObjectState]:
+    def committed_states(self, ids: Sequence[int]) -> set[v.ObjectState]:
         """What a replica that has replayed the committed log says of objects."""
         replica = MetadataController(ClusterMetadata(), self.clock)
         batches = [one for one in self.log.batches if one.end_offset <= self.log.committed]
@@ -185,10 +179,10 @@ class World:
         return states(replica, ids)
 
 
-def states(controller: MetadataController, ids: Sequence[int]) -> set[ObjectState]:
+def states(controller: MetadataController, ids: Sequence[int]) -> set[v.ObjectState]:
     answer = controller.cluster_metadata.query(requests.CheckObjects(object_ids=tuple(ids)))
     assert isinstance(answer, CheckObjectsAnswer)
-    return {ObjectState(state) for state in answer.states}
+    return {v.ObjectState(state) for state in answer.states}
 
 
 @contextlib.asynccontextmanager
@@ -203,7 +197,7 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-A, B, C = (NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))
+A, B, C = (v.NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))
 TIMEOUT_MS = 9_000
 
 
@@ -245,10 +239,10 @@ class Cluster:
         self._supervise()
         self.world.log.lead()
 
-    async def beat(self, node: NodeIdentity, *, wants_shutdown: bool = False) -> Any:
+    async def beat(self, node: v.NodeIdentity, *, wants_shutdown: bool = False) -> Any:
         return await self.heartbeats.heartbeat(node, wants_shutdown=wants_shutdown)
 
-    async def run_for(self, duration_ms: int, *alive: NodeIdentity) -> None:
+    async def run_for(self, duration_ms: int, *alive: v.NodeIdentity) -> None:
         """Let time pass, with a heartbeat of each of `alive` and a tick a second."""
         for _ in range(duration_ms // 1_000):
             self.world.clock.advance(1_000)
@@ -260,7 +254,7 @@ class Cluster:
         nodes = read_nodes(self.world.controller)
         return {node.node_id: node.recovered_by for node in nodes if node.recovered_by >= 0}
 
-    async def close(self, node: NodeIdentity) -> Any:
+    async def close(self, node: v.NodeIdentity) -> Any:
         request = requests.CloseStreams(
             node=node, streams=(requests.StreamToClose(self.stream_id, 0),)
         )

@@ -16,13 +16,8 @@ from streammeta.controller.lifecycle.uncommitted import READERS
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.decisions.named_objects import NAMED_LEVEL
 from streammeta.controller.metadata.tables.values import ObjectState
+from streammeta.storage import errors
 from streammeta.storage.adoption import last_entries
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    BucketNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, IndexEntry
 from streammeta.storage.object_format.object_key import key_for
@@ -203,16 +198,16 @@ async def test_composites_and_long_indexes_are_looked_at_as_well(world: World) -
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("head", AccessDeniedError("GetObject")),
-        ("get_range", AccessDeniedError("GetObject")),
-        ("head", StoreUnavailableError("timeout")),
-        ("get_range", StoreUnavailableError("busy", throttled=True)),
-        ("get_range", BucketNotFoundError("bucket")),
+        ("head", errors.AccessDeniedError("GetObject")),
+        ("get_range", errors.AccessDeniedError("GetObject")),
+        ("head", errors.StoreUnavailableError("timeout")),
+        ("get_range", errors.StoreUnavailableError("busy", throttled=True)),
+        ("get_range", errors.BucketNotFoundError("bucket")),
     ],
     ids=["head-denied", "read-denied", "unavailable", "throttled", "no-bucket"],
 )
 async def test_a_failed_look_is_not_a_good_look(
-    world: World, call: str, error: StorageError
+    world: World, call: str, error: errors.StorageError
 ) -> None:
     (stream,) = await world.open_streams(1)
     ids = await expired(world, stream_data((stream, 0, 10)))
@@ -252,7 +247,7 @@ async def test_an_object_that_is_ahead_stays_so_while_the_bucket_fails(world: Wo
     ids = await expired(world, stream_data((stream, 0, 10)))
     async with deleting(world) as deletion:
         await is_seen_ahead(world, deletion)
-        world.store.fail_next("head", StoreUnavailableError("down"), times=3)
+        world.store.fail_next("head", errors.StoreUnavailableError("down"), times=3)
         await stays(world, ids)
         status = deletion.describe()
         assert (status.ahead, status.refused, status.stuck) == (1, 0, 0)

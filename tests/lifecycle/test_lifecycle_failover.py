@@ -8,17 +8,7 @@ import pytest
 from streammeta.controller.errors import ErrorCode, NotLeaderError
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.failover import STALLED_MS, read_nodes
-from streammeta.controller.metadata.api.requests import (
-    CloseStreams,
-    CreateStreams,
-    GetOpeningStreams,
-    NewStream,
-    OpenStreams,
-    RegisterNode,
-    StreamToClose,
-    StreamToOpen,
-    UnregisterNode,
-)
+from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.storage.cluster_files.wal_config import NO_LOG
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
@@ -38,7 +28,7 @@ async def test_a_silent_node_with_open_streams_is_recovered_by_another(cluster: 
     assert (recovery.node_id, recovery.node_epoch) == (1001, 1)
     assert (await cluster.beat(C)).recoveries == ()
 
-    await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+    await cluster.world.write(r.GetOpeningStreams(node=A, failover=True))
     assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
     await cluster.close(A)
     await cluster.run_for(1_000, B)
@@ -113,7 +103,7 @@ async def test_node_0_gets_work_like_any_other(cluster: Cluster) -> None:
     cluster.heartbeats.set_compactions([node], {1001: 0})
     assert cluster.heartbeats.compacted_by(1001) == 0
     zero = NodeIdentity(0, 1)
-    await cluster.world.write(RegisterNode(node=zero))
+    await cluster.world.write(r.RegisterNode(node=zero))
     answer = await cluster.beat(zero)
     assert [one.node_id for one in answer.recoveries] == [1001]
     assert answer.compactions == (NodeIdentity(1001, 1),)
@@ -122,11 +112,11 @@ async def test_node_0_gets_work_like_any_other(cluster: Cluster) -> None:
 async def test_a_newer_process_ends_the_recovery_and_the_fence(cluster: Cluster) -> None:
     await cluster.run_for(2_000, A, B)
     await cluster.run_for(11_000, B)
-    await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+    await cluster.world.write(r.GetOpeningStreams(node=A, failover=True))
     newer = NodeIdentity(1001, 2)
 
-    await cluster.world.write(RegisterNode(node=newer))
-    await cluster.world.write(GetOpeningStreams(node=newer))
+    await cluster.world.write(r.RegisterNode(node=newer))
+    await cluster.world.write(r.GetOpeningStreams(node=newer))
     await cluster.run_for(3_000, B, newer)
 
     assert cluster.recovered_by() == {}
@@ -143,7 +133,7 @@ async def test_a_leaving_node_may_end_once_it_owes_nothing(cluster: Cluster) -> 
     answer = await cluster.beat(A, wants_shutdown=True)
     assert answer.may_shutdown
     assert answer.session_timeout_ms == TIMEOUT_MS
-    await cluster.world.write(UnregisterNode(node=A))
+    await cluster.world.write(r.UnregisterNode(node=A))
     await cluster.run_for(1_000, B)
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
 
@@ -152,7 +142,7 @@ async def test_a_departed_node_has_no_session_even_while_it_holds_objects(cluste
     await cluster.commit_set_object()
     await cluster.run_for(2_000, A, B)
     await cluster.close(A)
-    await cluster.world.write(UnregisterNode(node=A))
+    await cluster.world.write(r.UnregisterNode(node=A))
     assert [node.departed for node in read_nodes(cluster.world.controller, (1001,))] == [True]
     await cluster.run_for(1_000, B)
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
@@ -190,20 +180,20 @@ async def test_heartbeats_are_checked_and_answered_by_the_leader_alone(cluster: 
 async def test_the_streams_of_a_node_without_a_log_are_closed_and_nobody_recovers_it(
     cluster: Cluster,
 ) -> None:
-    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    await cluster.world.write(r.RegisterNode(node=A, wal_config=NO_LOG))
     await cluster.run_for(5_000, A, B)
     await cluster.run_for(10_000, B)
     assert cluster.recovered_by() == {}
     (described,) = read_nodes(cluster.world.controller, (1001,))
     assert (described.has_opening_streams, described.failover) == (False, True)
     assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
-    taken = OpenStreams(node=B, streams=(StreamToOpen(cluster.stream_id, 1),))
+    taken = r.OpenStreams(node=B, streams=(r.StreamToOpen(cluster.stream_id, 1),))
     assert (await cluster.world.write(taken)).streams[0].error is ErrorCode.NONE
 
 
 async def test_a_node_keeps_its_streams_while_nobody_could_open_them(cluster: Cluster) -> None:
     """It only lost time: when it is heard again it goes on under the same epochs."""
-    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    await cluster.world.write(r.RegisterNode(node=A, wal_config=NO_LOG))
     await cluster.run_for(5_000, A, B, C)
     await cluster.run_for(10 * TIMEOUT_MS)
     states = [cluster.sessions.state(node.node_id) for node in (A, B, C)]
@@ -220,7 +210,7 @@ async def test_a_node_keeps_its_streams_while_nobody_could_open_them(cluster: Cl
 async def test_a_fenced_node_loses_its_streams_once_another_could_open_them(
     cluster: Cluster,
 ) -> None:
-    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    await cluster.world.write(r.RegisterNode(node=A, wal_config=NO_LOG))
     await cluster.run_for(5_000, A, B, C)
     await cluster.run_for(10 * TIMEOUT_MS)
     await cluster.run_for(1_000, B)
@@ -230,12 +220,12 @@ async def test_a_fenced_node_loses_its_streams_once_another_could_open_them(
 
 
 async def test_a_node_without_a_log_that_owes_uploads_is_not_released(cluster: Cluster) -> None:
-    created = CreateStreams(request_id="c", node=A, streams=(NewStream(),))
+    created = r.CreateStreams(request_id="c", node=A, streams=(r.NewStream(),))
     (other,) = (await cluster.world.write(created)).stream_ids
-    await cluster.world.write(OpenStreams(node=A, streams=(StreamToOpen(other, 0),)))
-    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
-    closed = (StreamToClose(other, 0, end_offset=7),)
-    await cluster.world.write(CloseStreams(node=A, streams=closed))
+    await cluster.world.write(r.OpenStreams(node=A, streams=(r.StreamToOpen(other, 0),)))
+    await cluster.world.write(r.RegisterNode(node=A, wal_config=NO_LOG))
+    closed = (r.StreamToClose(other, 0, end_offset=7),)
+    await cluster.world.write(r.CloseStreams(node=A, streams=closed))
     await cluster.run_for(5_000, A, B)
     await cluster.run_for(10_000, B)
     assert cluster.recovered_by() == {1001: 1002}
@@ -245,9 +235,9 @@ async def test_a_node_without_a_log_that_owes_uploads_is_not_released(cluster: C
 
 async def test_a_recovery_that_never_ends_does_not_hold_up_others(cluster: Cluster) -> None:
     await cluster.run_for(5_000, A, B, C)
-    created = CreateStreams(request_id="c", node=C, streams=(NewStream(),))
+    created = r.CreateStreams(request_id="c", node=C, streams=(r.NewStream(),))
     (stream_id,) = (await cluster.world.write(created)).stream_ids
-    await cluster.world.write(OpenStreams(node=C, streams=(StreamToOpen(stream_id, 1),)))
+    await cluster.world.write(r.OpenStreams(node=C, streams=(r.StreamToOpen(stream_id, 1),)))
     await cluster.run_for(12_000, B)
     assert cluster.recovered_by() == {1001: 1002}, "one at a time"
     await cluster.run_for(STALLED_MS, B)

@@ -10,12 +10,6 @@ from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
 from streammeta.controller.metadata.decisions.maintenance import Claim
 from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.storage.cluster_files import bucket_marker
-from streammeta.storage.cluster_files.bucket_marker import (
-    FENCE_WAIT_MS,
-    LEASE_MS,
-    BucketMarker,
-    Generation,
-)
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import ObjectInfo
 from tests.kit.clock import ManualClock
@@ -73,12 +67,14 @@ class Watching:
         return failed.value
 
 
-def marker(uuid: str = OWN) -> BucketMarker:
-    return BucketMarker(cluster_id="here", cluster_uuid=uuid, namespace=NAMESPACE, created_ms=1)
+def marker(uuid: str = OWN) -> bucket_marker.BucketMarker:
+    return bucket_marker.BucketMarker(
+        cluster_id="here", cluster_uuid=uuid, namespace=NAMESPACE, created_ms=1
+    )
 
 
-def generation(number: int, uuid: str) -> Generation:
-    return Generation(
+def generation(number: int, uuid: str) -> bucket_marker.Generation:
+    return bucket_marker.Generation(
         cluster_id="after",
         cluster_uuid=uuid,
         namespace=NAMESPACE,
@@ -98,7 +94,7 @@ def watching() -> Watching:
 
 async def test_a_look_that_finds_the_own_marker_renews_the_lease(watching: Watching) -> None:
     await watching.watch.check()
-    assert watching.lease.left_ms == LEASE_MS
+    assert watching.lease.left_ms == bucket_marker.LEASE_MS
 
 
 async def test_a_slow_look_proves_what_held_when_it_began(watching: Watching) -> None:
@@ -110,7 +106,7 @@ async def test_a_slow_look_proves_what_held_when_it_began(watching: Watching) ->
 
     watching.bucket.while_listed = superseded_meanwhile
     await watching.watch.check()
-    assert watching.lease.left_ms == LEASE_MS - 9_000
+    assert watching.lease.left_ms == bucket_marker.LEASE_MS - 9_000
 
 
 @pytest.mark.parametrize("found", ["no marker", "another cluster's", "damaged", "away"])
@@ -127,8 +123,8 @@ async def test_a_look_that_does_not_find_the_own_marker_renews_nothing(
         watching.bucket.put(key, b"{")
     watching.bucket.is_away = found == "away"
     why = await watching.fails()
-    assert watching.lease.left_ms == LEASE_MS - 1_000
-    watching.clock.advance(LEASE_MS)
+    assert watching.lease.left_ms == bucket_marker.LEASE_MS - 1_000
+    watching.clock.advance(bucket_marker.LEASE_MS)
     lasting = errors.MarkerUnseenError if found == "away" else errors.BucketRejectedError
     with pytest.raises(lasting) as refused:
         watching.lease.require()
@@ -164,7 +160,7 @@ async def test_a_restored_cluster_waits_until_no_other_lease_can_be_held(
     old.bucket.is_away = True
     old.clock.advance(2_000)
     old.bucket.is_away = False
-    for _ in range(FENCE_WAIT_MS // 1_000):
+    for _ in range(bucket_marker.FENCE_WAIT_MS // 1_000):
         with pytest.raises(errors.FencePendingError):
             await new.watch.check()
         with pytest.raises(errors.FencePendingError):
@@ -172,7 +168,7 @@ async def test_a_restored_cluster_waits_until_no_other_lease_can_be_held(
         old.clock.advance(1_000)
     assert not old.lease.is_held
     await new.watch.check()
-    assert new.lease.left_ms == LEASE_MS
+    assert new.lease.left_ms == bucket_marker.LEASE_MS
     another = Watching(old.bucket, ManualClock(0), OTHER)
     await another.watch.check()
     assert another.lease.is_held, "whoever has waited has done it for all"
@@ -183,7 +179,7 @@ async def test_a_restored_cluster_does_not_wait_again_for_the_bucket(watching: W
     bucket_marker.create_generation(watching.bucket, generation(2, OTHER))
     with pytest.raises(errors.FencePendingError):
         await new.watch.check()
-    watching.clock.advance(FENCE_WAIT_MS)
+    watching.clock.advance(bucket_marker.FENCE_WAIT_MS)
     watching.bucket.is_away = True
     await new.fails()
     assert not new.lease.is_held
@@ -197,7 +193,7 @@ async def test_a_wait_for_one_generation_does_not_count_for_the_next(watching: W
     bucket_marker.create_generation(watching.bucket, generation(2, OTHER))
     with pytest.raises(errors.FencePendingError):
         await new.watch.check()
-    watching.clock.advance(FENCE_WAIT_MS)
+    watching.clock.advance(bucket_marker.FENCE_WAIT_MS)
     bucket_marker.create_generation(watching.bucket, generation(3, OTHER))
     with pytest.raises(errors.FencePendingError):
         await new.watch.check()
@@ -208,7 +204,7 @@ async def test_a_controller_that_does_not_lead_looks_too(watching: Watching) -> 
     async with running(watching.watch.run()):
         await _until(lambda: watching.lease.is_held)
         watching.clock.advance(RECHECK_MS)
-        await _until(lambda: watching.lease.left_ms == LEASE_MS)
+        await _until(lambda: watching.lease.left_ms == bucket_marker.LEASE_MS)
         bucket_marker.create_generation(watching.bucket, generation(2, OTHER))
         watching.clock.advance(RECHECK_MS)
         await _until(lambda: watching.refusals > 0)
@@ -243,7 +239,7 @@ async def test_a_heartbeat_is_heard_and_not_confirmed_without_a_lease() -> None:
     cluster = Cluster(is_leased=True)
     await cluster.start()
     await cluster.beat(A)
-    cluster.world.clock.advance(LEASE_MS)
+    cluster.world.clock.advance(bucket_marker.LEASE_MS)
     with pytest.raises(errors.MarkerUnseenError):
         await cluster.beat(A)
     assert cluster.sessions.state(A.node_id).name == "ACTIVE"

@@ -9,13 +9,6 @@ import pytest
 
 from streammeta.controller.lifecycle import sweeps
 from streammeta.controller.lifecycle.broker_sessions import Sessions, SupervisedNode
-from streammeta.controller.lifecycle.sweeps import (
-    EXPIRE_BATCH_MAX,
-    Expiry,
-    SetObjectSweep,
-    StreamSweep,
-    UploadSweep,
-)
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.registries import stream_decisions
 from streammeta.controller.metadata.tables import values
@@ -33,7 +26,7 @@ class Writing:
     def __init__(self) -> None:
         self.world = World()
         self.sessions = Sessions(TIMEOUT_MS)
-        self.sweep = SetObjectSweep(self.world.controller, self.sessions, 1_000)
+        self.sweep = sweeps.SetObjectSweep(self.world.controller, self.sessions, 1_000)
         self.ends = [0, 0, 0]
 
     async def start(self) -> Self:
@@ -168,7 +161,7 @@ async def test_objects_of_a_large_deleted_stream_go_in_parts(
     assert cluster_metadata.has_sweepings()
     assert len(writing.dead(ids)) == 10
 
-    await StreamSweep(writing.world.controller, 1_000).step()
+    await sweeps.StreamSweep(writing.world.controller, 1_000).step()
 
     assert not cluster_metadata.has_sweepings()
     assert writing.dead(ids) == ids
@@ -181,7 +174,7 @@ class Uploading:
         self.world = World()
         self.undecided: set[int] = set()
         self.may_delete = True
-        self.sweep = UploadSweep(
+        self.sweep = sweeps.UploadSweep(
             self.world.controller,
             self.world.store,
             NAMESPACE,
@@ -329,8 +322,8 @@ async def test_who_does_not_lead_asks_nothing_of_the_bucket(uploading: Uploading
 
 async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> None:
     late = await world.prepare(10, ttl_ms=60_000)
-    early = await world.prepare(2 * EXPIRE_BATCH_MAX + 1, ttl_ms=5_000)
-    async with running(Expiry(world.controller, 5).run()):
+    early = await world.prepare(2 * sweeps.EXPIRE_BATCH_MAX + 1, ttl_ms=5_000)
+    async with running(sweeps.Expiry(world.controller, 5).run()):
         world.clock.advance(5_000)
         await asyncio.sleep(0.03)
         assert world.states(early) == PREPARED, "at the deadline it may still commit"
@@ -348,7 +341,7 @@ async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> No
 async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does(world: World) -> None:
     ids = await world.prepare(5, ttl_ms=1_000)
     world.log.lose_leadership(truncate=False)
-    async with running(Expiry(world.controller, 5).run()):
+    async with running(sweeps.Expiry(world.controller, 5).run()):
         world.clock.advance(2_000)
         await asyncio.sleep(0.03)
         assert world.states(ids) == PREPARED

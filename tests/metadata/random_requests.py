@@ -11,12 +11,7 @@ from typing import Any
 
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata.api import requests as r
-from streammeta.controller.metadata.tables.values import (
-    NodeIdentity,
-    ObjectState,
-    PageRequest,
-    column,
-)
+from streammeta.controller.metadata.tables import values as v
 from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws, range_columns
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_adoption import epoch_owed
@@ -40,9 +35,9 @@ class RandomRequests(RandomCommits):
     def start(self, model: Model) -> Iterator[Any]:
         """Yield the writes that a cluster begins with, each to be made before the next."""
         for node_id in NODE_IDS:
-            yield r.RegisterNode(node=NodeIdentity(node_id, 1))
+            yield r.RegisterNode(node=v.NodeIdentity(node_id, 1))
         for node_id in NODE_IDS[:2]:
-            node = NodeIdentity(node_id, 1)
+            node = v.NodeIdentity(node_id, 1)
             new = (r.NewStream(), r.NewStream())
             yield r.CreateStreams(request_id=f"s{node_id}", node=node, streams=new)
             first = model.state.next_stream - 2
@@ -182,9 +177,9 @@ class RandomRequests(RandomCommits):
 
     def _opening(self, state: State) -> Any:
         identity = self._node(state)
-        page = PageRequest()
+        page = v.PageRequest()
         if self._chance(30):
-            page = PageRequest(1, "" if self._chance(50) else str(self._rng.randrange(4)))
+            page = v.PageRequest(1, "" if self._chance(50) else str(self._rng.randrange(4)))
         return r.GetOpeningStreams(node=identity, failover=self._chance(15), page=page)
 
     def _abandon(self, state: State) -> Any:
@@ -212,7 +207,7 @@ class RandomRequests(RandomCommits):
 
     def _remove(self, state: State) -> Any:
         marked = [
-            i for i, item in state.objects.items() if item.state is ObjectState.MARK_DESTROYED
+            i for i, item in state.objects.items() if item.state is v.ObjectState.MARK_DESTROYED
         ]
         ids = self._some(marked, 5) if marked else [self._rng.randrange(state.next_object + 1)]
         if self._chance(10):
@@ -241,11 +236,11 @@ class RandomRequests(RandomCommits):
             rows[0] = self._rows_in_place_of(state, replaced) or rows[0]
         facts = self._fact_columns(len(ids))
         return r.AdoptObjects(
-            object_id=column(ids),
-            object_size=column([self._rng.randrange(90) for _ in ids]),
-            range_count=column([len(part) for part in rows]),
+            object_id=v.column(ids),
+            object_size=v.column([self._rng.randrange(90) for _ in ids]),
+            range_count=v.column([len(part) for part in rows]),
             ranges=range_columns([row for part in rows for row in part], epochs=True),
-            replaced=column(sorted(replaced)),
+            replaced=v.column(sorted(replaced)),
             **facts,
         )
 
@@ -304,7 +299,7 @@ class RandomRequests(RandomCommits):
         epoch = identity.node_epoch + self._one((0, 0, 0, 1))
         tags = self._tags()
         return r.RegisterNode(
-            node=NodeIdentity(identity.node_id, epoch),
+            node=v.NodeIdentity(identity.node_id, epoch),
             wal_config=f"w{epoch}",
             tags=tags,
             process_id=("", "a", "b")[len(tags) % 3],
@@ -464,9 +459,9 @@ class RandomReads(RandomDraws):
     def make(self, kind: type, state: State) -> Any:
         return _MAKERS[kind](self, state)
 
-    def _page(self, end: int) -> PageRequest:
+    def _page(self, end: int) -> v.PageRequest:
         token = str(self._rng.randrange(end + 1)) if self._chance(40) else ""
-        return PageRequest(self._one((0, 1, 2, 1_000)), token)
+        return v.PageRequest(self._one((0, 1, 2, 1_000)), token)
 
     def _ids(self, end: int) -> tuple[int, ...]:
         return tuple(self._some(range(end + 1), 4))
@@ -519,7 +514,7 @@ class RandomReads(RandomDraws):
         return r.DescribeNamedObjects(
             names=tuple(self._some(NAMES, 3)) if self._chance(50) else (),
             prefix=self._one(("", "b", "b/")),
-            page=PageRequest(self._one((0, 1, 2)), self._one(("", "", "a", "b/1"))),
+            page=v.PageRequest(self._one((0, 1, 2)), self._one(("", "", "a", "b/1"))),
         )
 
     def _keys(self, _state: State) -> Any:
@@ -528,7 +523,7 @@ class RandomReads(RandomDraws):
             prefix=self._one(("", "a")),
             keys_only=self._chance(50),
             namespaces=self._chance(30),
-            page=PageRequest(self._one((0, 1, 2)), self._one(("", "a", "m"))),
+            page=v.PageRequest(self._one((0, 1, 2)), self._one(("", "a", "m"))),
         )
 
 

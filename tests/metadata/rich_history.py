@@ -14,21 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.api.requests import (
-    AbandonUploads,
-    CloseStreams,
-    CreateStreams,
-    GetNextNodeId,
-    GetOpeningStreams,
-    NewStream,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    ReleaseStreams,
-    StreamToClose,
-    StreamToOpen,
-    UnregisterNode,
-)
+from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.metadata.tables.values import NodeIdentity
@@ -123,8 +109,8 @@ def history(seed: int) -> History:
     for request in _last_requests(made.pair):
         made.write(request)
     for node in _FREED_LAST:
-        made.write(RegisterNode(node=node))
-        made.write(UnregisterNode(node=node))
+        made.write(r.RegisterNode(node=node))
+        made.write(r.UnregisterNode(node=node))
     return made
 
 
@@ -132,37 +118,37 @@ def _last_requests(pair: Pair) -> Iterator[Any]:
     """Have a node depart that holds an object, and one be fenced that has lost uploads."""
     node, stream_id = _DEPARTED_LAST, pair.model.state.next_stream
     object_id = pair.model.state.next_object
-    yield RegisterNode(node=node, process_id="last")
-    yield CreateStreams(request_id="departed", node=node, streams=(NewStream(),))
-    yield OpenStreams(node=node, streams=(StreamToOpen(stream_id, 1),))
-    yield PrepareObjects(request_id="departed", node=node, count=1, ttl_ms=60_000)
+    yield r.RegisterNode(node=node, process_id="last")
+    yield r.CreateStreams(request_id="departed", node=node, streams=(r.NewStream(),))
+    yield r.OpenStreams(node=node, streams=(r.StreamToOpen(stream_id, 1),))
+    yield r.PrepareObjects(request_id="departed", node=node, count=1, ttl_ms=60_000)
     yield upload(object_id, (stream_id, 0, 5), node=node)
-    yield CloseStreams(node=node, streams=(StreamToClose(stream_id, 1),))
-    yield UnregisterNode(node=node)
+    yield r.CloseStreams(node=node, streams=(r.StreamToClose(stream_id, 1),))
+    yield r.UnregisterNode(node=node)
 
     node, first = _FENCED_LAST, pair.model.state.next_stream
-    yield RegisterNode(node=node, process_id="last", tags=(("rack", "b"),))
-    yield CreateStreams(request_id="lost", node=node, streams=(NewStream(), NewStream()))
+    yield r.RegisterNode(node=node, process_id="last", tags=(("rack", "b"),))
+    yield r.CreateStreams(request_id="lost", node=node, streams=(r.NewStream(), r.NewStream()))
     both = (first, first + 1)
-    yield OpenStreams(node=node, streams=tuple(StreamToOpen(one, 1) for one in both))
-    closed = tuple(StreamToClose(stream_id, 1, end_offset=5) for stream_id in both)
-    yield CloseStreams(node=node, streams=closed)
-    yield AbandonUploads(node_id=node.node_id, stream_ids=(first,), close_streams_of_epoch=1)
-    yield AbandonUploads(node_id=node.node_id)
+    yield r.OpenStreams(node=node, streams=tuple(r.StreamToOpen(one, 1) for one in both))
+    closed = tuple(r.StreamToClose(stream_id, 1, end_offset=5) for stream_id in both)
+    yield r.CloseStreams(node=node, streams=closed)
+    yield r.AbandonUploads(node_id=node.node_id, stream_ids=(first,), close_streams_of_epoch=1)
+    yield r.AbandonUploads(node_id=node.node_id)
 
     again = NodeIdentity(node.node_id, 2)
-    yield RegisterNode(node=again)
-    yield OpenStreams(node=again, streams=(StreamToOpen(first, 2),))
-    yield ReleaseStreams(node=again)
-    yield GetOpeningStreams(node=again, failover=True)
+    yield r.RegisterNode(node=again)
+    yield r.OpenStreams(node=again, streams=(r.StreamToOpen(first, 2),))
+    yield r.ReleaseStreams(node=again)
+    yield r.GetOpeningStreams(node=again, failover=True)
 
 
 def _first_requests(requests: RandomRequests, pair: Pair) -> Iterator[Any]:
     for node in _FREED:
-        yield GetNextNodeId(request_id=f"next {node.node_id}")
-        yield RegisterNode(node=node)
+        yield r.GetNextNodeId(request_id=f"next {node.node_id}")
+        yield r.RegisterNode(node=node)
     for node in _FREED:
-        yield UnregisterNode(node=node)
+        yield r.UnregisterNode(node=node)
     yield from requests.start(pair.model)
 
 

@@ -8,10 +8,6 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode, FeatureLevelError
 from streammeta.controller.metadata.api import answers as a
 from streammeta.controller.metadata.api import requests as r
-from streammeta.controller.metadata.api.answers import (
-    CommitStreamSetObjectAnswer,
-    CommitUploadsAnswer,
-)
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
@@ -76,15 +72,15 @@ def failed(error: ErrorCode, ranges: list[Row], objects: list[Row]) -> Verdicts:
     return error, [error] * len(ranges), [error] * len(objects)
 
 
-def answer_of(verdicts: Verdicts) -> CommitStreamSetObjectAnswer:
-    return CommitStreamSetObjectAnswer(
+def answer_of(verdicts: Verdicts) -> a.CommitStreamSetObjectAnswer:
+    return a.CommitStreamSetObjectAnswer(
         error=verdicts[0],
         range_errors=v.column([int(code) for code in verdicts[1]]),
         stream_object_errors=v.column([int(code) for code in verdicts[2]]),
     )
 
 
-def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStreamSetObjectAnswer:
+def upload(state: State, request: CommitStreamSetObject, now: int) -> a.CommitStreamSetObjectAnswer:
     ranges = rows_of(request.ranges, request.object_id)
     objects = rows_of(request.stream_objects, -1)
     error = state.check(request.node, fence=not request.failover, recoverer=request.recoverer)
@@ -95,7 +91,7 @@ def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStre
     return answer_of(verdicts)
 
 
-def uploads(state: State, request: CommitUploads, now: int) -> CommitUploadsAnswer:
+def uploads(state: State, request: CommitUploads, now: int) -> a.CommitUploadsAnswer:
     errors: list[int] = []
     range_errors: list[int] = []
     first = 0
@@ -115,7 +111,7 @@ def uploads(state: State, request: CommitUploads, now: int) -> CommitUploadsAnsw
         errors.append(answer.error)
         range_errors.extend(answer.range_errors.tolist())
         first = last
-    return CommitUploadsAnswer(errors=v.column(errors), range_errors=v.column(range_errors))
+    return a.CommitUploadsAnswer(errors=v.column(errors), range_errors=v.column(range_errors))
 
 
 def _part(ranges: v.RangeColumns, first: int, last: int) -> v.RangeColumns:

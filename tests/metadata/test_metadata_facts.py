@@ -16,15 +16,8 @@ from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
+from tests.metadata import small_world
 from tests.metadata.rich_history import checkpoint
-from tests.metadata.small_world import (
-    NODE,
-    NOW,
-    World,
-    batch,
-    stream_objects,
-    upload,
-)
 
 UNKNOWN = (-1, -1, -1)
 KEEP, DELETE = SourceOperation.KEEP_DATA, SourceOperation.DELETE
@@ -47,20 +40,20 @@ def fact_columns(*rows: tuple[int, int, int]) -> dict[str, Any]:
     }
 
 
-def known(world: World, *object_ids: int) -> list[tuple[int, int, int]]:
+def known(world: small_world.World, *object_ids: int) -> list[tuple[int, int, int]]:
     answer: Any = world.map.query(r.DescribeObjects(object_ids=object_ids))
     return [tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.objects]
 
 
-def made(world: World, request: Any) -> None:
+def made(world: small_world.World, request: Any) -> None:
     assert world.write(request).error is ErrorCode.NONE
 
 
 def test_the_next_object_of_a_row_inherits_nothing() -> None:
-    world = World()
-    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
+    world = small_world.World()
+    made(world, small_world.upload(0, (0, 0, 5), **facts(1, 2, 3)))
     row = world.map._objects.row(0)
-    world.apply(rec.ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
+    world.apply(rec.ObjectsDestroyed(object_id=column([0]), marked_at_ms=small_world.NOW))
     assert known(world, 0) == [(1, 2, 3)]
     entry = world.map.applied_end_offset
     world.write(r.RemoveObjects(object_ids=(0,)))
@@ -68,10 +61,10 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
     assert known(world, 0) == [(1, 2, 3)]
     world.write(r.RemoveObjects(object_ids=(0,)))
     world.map.forget_undo(world.map.applied_end_offset)
-    request = r.PrepareObjects(request_id="next", node=NODE, count=1, ttl_ms=1_000)
+    request = r.PrepareObjects(request_id="next", node=small_world.NODE, count=1, ttl_ms=1_000)
     object_id = world.write(request).first_object_id
     assert world.map._objects.row(object_id) == row
-    made(world, upload(object_id, (0, 5, 9)))
+    made(world, small_world.upload(object_id, (0, 5, 9)))
     assert known(world, object_id) == [UNKNOWN]
 
 
@@ -79,18 +72,18 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
 
 
 def test_commits_without_facts_take_no_memory_and_no_bytes() -> None:
-    world = World()
+    world = small_world.World()
     objects = world.map._objects
-    none = upload(0, (0, 0, 5), stream_objects=stream_objects((1, 1, 0, 5)))
+    none = small_world.upload(0, (0, 0, 5), stream_objects=small_world.stream_objects((1, 1, 0, 5)))
     unknown = replace(
         none,
         object_id=2,
-        ranges=batch((0, (0, 5, 6))).ranges,
-        stream_objects=replace(stream_objects((3, 1, 5, 6)), **fact_columns(UNKNOWN)),
+        ranges=small_world.batch((0, (0, 5, 6))).ranges,
+        stream_objects=replace(small_world.stream_objects((3, 1, 5, 6)), **fact_columns(UNKNOWN)),
     )
-    batched = batch((4, (0, 6, 7)), (5, (0, 7, 8)), **fact_columns(UNKNOWN, UNKNOWN))
+    batched = small_world.batch((4, (0, 6, 7)), (5, (0, 7, 8)), **fact_columns(UNKNOWN, UNKNOWN))
     for request in (none, unknown, batched):
-        decision = world.map.decide(request, NOW, world.map.applied_end_offset)
+        decision = world.map.decide(request, small_world.NOW, world.map.applied_end_offset)
         for record in decision.records:
             assert not any(len(getattr(record, name)) for name in rec.FACT_COLUMNS)
         world.map.apply(world.map.applied_end_offset, decision.records)
@@ -109,7 +102,7 @@ def test_facts_take_21_bytes_an_object() -> None:
 
 
 def test_an_old_record_is_replayed_with_everything_unknown() -> None:
-    world = World()
+    world = small_world.World()
     (record,) = decode_records(SET_OBJECT_OF_OLD)
     assert isinstance(record, rec.StreamSetObjectsCommitted)
     assert [getattr(record, name).tolist() for name in rec.FACT_COLUMNS] == [[], [], []]
@@ -141,8 +134,8 @@ def test_a_column_of_facts_for_some_objects_only_is_refused(name: str) -> None:
 
 
 def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> None:
-    world = World()
-    made(world, upload(0, (0, 0, 5)))
+    world = small_world.World()
+    made(world, small_world.upload(0, (0, 0, 5)))
     (snapshot_id, whole), old = checkpoint(world.map.freeze()), io.BytesIO()
     sections = CheckpointReader(whole).sections()
     kept = {name: sections[name] for name in sections if name != "object_facts"}

@@ -21,15 +21,8 @@ from streammeta.controller.metadata.api.validation import validate
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata, Decision
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
+from tests.metadata import mutated_requests
 from tests.metadata.map_pair import Pair, in_columns, same, told
-from tests.metadata.mutated_requests import (
-    READS,
-    WRITES,
-    Mutations,
-    largest_number,
-    offsets_end,
-    row_count,
-)
 from tests.metadata.random_requests import MAKERS, RandomReads, RandomRequests
 from tests.metadata.small_tables import small_tables
 from tests.metadata.test_metadata_section_rules import read_everything
@@ -58,7 +51,7 @@ class Trial:
         self._where = f"seed {seed}"
         self._pair, self._twin = Pair(), ClusterMetadata()
         self._requests, self._reads = RandomRequests(self._rng), RandomReads(self._rng)
-        self._mutations = Mutations(self._rng)
+        self._mutations = mutated_requests.Mutations(self._rng)
         self._digest = self._pair.map.state_hash()
         self._unchecked: list[Any] = []
         self.mutated: set[type] = set()
@@ -94,7 +87,7 @@ class Trial:
         """Return a request of any kind, mutated or not."""
         drawn = self._rng.random()
         if drawn < 0.2:
-            kind = self._rng.choice(WRITES)
+            kind = self._rng.choice(mutated_requests.WRITES)
             return self._mutations.nonsense(kind, self._pair.model.state)
         if drawn < 0.4:
             return self._mutations.repeated(self._pair.model.state)
@@ -125,7 +118,7 @@ class Trial:
         if not _is_judged(request):
             return
         self._write(request)
-        kept = largest_number(request) <= _KEPT_MAX and self._rng.random() < 0.6
+        kept = mutated_requests.largest_number(request) <= _KEPT_MAX and self._rng.random() < 0.6
         if self._pair.map.applied_end_offset > end and not kept:
             self._pair.undo(len(self._pair.uncommitted) - 1)
             self._undo_to(end, before, request)
@@ -188,18 +181,18 @@ class Trial:
 
     def _read(self) -> None:
         state = self._pair.model.state
-        for kind in self._rng.sample(READS, 4):
+        for kind in self._rng.sample(mutated_requests.READS, 4):
             request = self._reads.make(kind, state)
             self.mutated.add(kind)
             self._ask(request)
             self._ask(self._mutations.mutated(request, state))
-        self._ask(self._mutations.nonsense(self._rng.choice(READS), state))
+        self._ask(self._mutations.nonsense(self._rng.choice(mutated_requests.READS), state))
 
     def _ask(self, request: Any) -> None:
         self._unchecked.append(request)
         with suppress(ApiError), told(f"{self._where}: {request}", ApiError):
             answer = self._pair.map.query(request)
-            if row_count(request) <= _ROWS_MAX:
+            if mutated_requests.row_count(request) <= _ROWS_MAX:
                 same(answer, self._pair.model.query(request), f"{self._where}: {request}")
             if isinstance(request, r.GetObjects):
                 together = self._pair.map.query(in_columns(request))
@@ -234,7 +227,10 @@ def _is_judged(request: Any) -> bool:
         validate(request)
     except ApiError:
         return False
-    return offsets_end(request) <= _JUDGED_MAX and row_count(request) <= _ROWS_MAX
+    return (
+        mutated_requests.offsets_end(request) <= _JUDGED_MAX
+        and mutated_requests.row_count(request) <= _ROWS_MAX
+    )
 
 
 def _run(seed: int) -> set[type]:
@@ -248,7 +244,7 @@ def _run(seed: int) -> set[type]:
 
 
 def _expect_every_kind(mutated: set[type]) -> None:
-    missing = {*WRITES, *READS} - mutated
+    missing = {*mutated_requests.WRITES, *mutated_requests.READS} - mutated
     assert not missing, f"{missing} not mutated; RandomRequests or RandomReads must make these"
 
 

@@ -16,13 +16,7 @@ import pytest
 
 from streammeta.controller.errors import DamagedMetadataError
 from streammeta.controller.ids import SnapshotId
-from streammeta.controller.metadata.api.requests import (
-    CreateStreams,
-    NewStream,
-    OpenStreams,
-    RegisterNode,
-    StreamToOpen,
-)
+from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables import tables
 from streammeta.controller.metadata.tables.stream_index import StreamIndex
@@ -112,9 +106,9 @@ def test_no_two_columns_of_a_loaded_map_share_memory() -> None:
     """Columns of one section may take the place of equal ones of another while they are read."""
     alike = Pair()  # every stream has one range, and most of its cells are the stream's
     node = NodeIdentity(7, 1)
-    alike.write(RegisterNode(node=node))
-    alike.write(CreateStreams(request_id="r", node=node, streams=(NewStream(),) * 50))
-    alike.write(OpenStreams(node=node, streams=tuple(StreamToOpen(n, 1) for n in range(50))))
+    alike.write(r.RegisterNode(node=node))
+    alike.write(r.CreateStreams(request_id="r", node=node, streams=(r.NewStream(),) * 50))
+    alike.write(r.OpenStreams(node=node, streams=tuple(r.StreamToOpen(n, 1) for n in range(50))))
     for pair in (alike, *(_random_pair(Random(seed)) for seed in range(2))):
         snapshot_id, data = _written(pair.map)
         loaded: Any = read_metadata(io.BytesIO(data), snapshot_id).cluster_metadata

@@ -8,12 +8,7 @@ from streammeta.controller.config import ControllerConfig
 from streammeta.controller.errors import QuotaExceededError
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
-from streammeta.controller.metadata.registries.limits import (
-    QUOTAS,
-    MetadataLimits,
-    kv_bytes,
-    require_room,
-)
+from streammeta.controller.metadata.registries import limits
 from streammeta.controller.metadata.tables.values import NodeIdentity, PageRequest
 from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.kit.clock import ManualClock
@@ -21,7 +16,7 @@ from tests.kit.memory_log import NODE, MemoryLog, committed, create
 from tests.metadata.map_pair import Pair
 from tests.metadata.rich_history import SEEDS, histories, history
 
-LIMITS = MetadataLimits(
+LIMITS = limits.MetadataLimits(
     streams=4, prepared_objects=4, nodes=2, kv_keys=2, kv_bytes=100, tag_bytes=20
 )
 
@@ -114,7 +109,7 @@ async def test_tags_are_limited(small: Small) -> None:
 
 async def test_what_is_above_a_lowered_limit_may_still_be_taken_away(small: Small) -> None:
     await small.write(put("a", 60))
-    small.controller._limits = MetadataLimits(kv_bytes=10)
+    small.controller._limits = limits.MetadataLimits(kv_bytes=10)
     await small.write(put("a", 40))
     with pytest.raises(QuotaExceededError):
         await small.write(put("a", 41))
@@ -132,7 +127,7 @@ def counted(cluster_metadata: ClusterMetadata) -> dict[str, int]:
         "prepared_objects": size.prepared_objects,
         "nodes": size.nodes,
         "kv_keys": len(rows),
-        "kv_bytes": sum(kv_bytes(*row) for row in rows),
+        "kv_bytes": sum(limits.kv_bytes(*row) for row in rows),
         "tag_bytes": sum(map(len, pairs)),
     }
 
@@ -155,12 +150,12 @@ def test_the_counts_go_back_when_changes_are_undone() -> None:
 
 
 def test_the_limits_and_the_counts_have_the_same_names_and_defaults() -> None:
-    assert set(Pair().map.used()) == set(QUOTAS)
+    assert set(Pair().map.used()) == set(limits.QUOTAS)
     defaults = {name: part.default for name, part in ControllerConfig.__dataclass_fields__.items()}
-    assert {quota: defaults[f"max_{quota}"] for quota in QUOTAS} == {
-        quota: getattr(MetadataLimits(), quota) for quota in QUOTAS
+    assert {quota: defaults[f"max_{quota}"] for quota in limits.QUOTAS} == {
+        quota: getattr(limits.MetadataLimits(), quota) for quota in limits.QUOTAS
     }
 
 
 def test_records_that_add_nothing_limited_are_not_counted() -> None:
-    require_room(Pair().map, (object(),), MetadataLimits())
+    limits.require_room(Pair().map, (object(),), limits.MetadataLimits())

@@ -11,19 +11,13 @@ from streammeta.controller import features
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.upload_batches import is_plain
-from streammeta.controller.metadata.tables.values import (
-    EMPTY_COLUMN,
-    Int64Column,
-    NodeIdentity,
-    PageRequest,
-    column,
-)
+from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.records.record import ObjectsDestroyed
 from tests.metadata.small_world import NODE, NOW, OTHER, World, upload
 
 
 def destroy(world: World, *object_ids: int) -> None:
-    world.apply(ObjectsDestroyed(object_id=column(object_ids), marked_at_ms=NOW))
+    world.apply(ObjectsDestroyed(object_id=v.column(object_ids), marked_at_ms=NOW))
 
 
 def next_id(world: World, request_id: str) -> int:
@@ -43,7 +37,7 @@ def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> 
     pages: list[list[int]] = []
     token = ""
     while not pages or token:
-        request = r.ListStreamSetObjects(node_id=NODE.node_id, page=PageRequest(2, token))
+        request = r.ListStreamSetObjects(node_id=NODE.node_id, page=v.PageRequest(2, token))
         page: Any = world.map.query(request)
         assert (page.error, page.total) == (ErrorCode.NONE, 5)
         pages.append([one.object_id for one in page.objects])
@@ -59,7 +53,7 @@ def _count_looked_up(world: World) -> list[int]:
     directory: Any = world.map._objects._directory
     look_up, asked = directory.rows, list[int]()
 
-    def count(ids: Int64Column) -> Any:
+    def count(ids: v.Int64Column) -> Any:
         asked.append(len(ids))
         return look_up(ids)
 
@@ -69,8 +63,8 @@ def _count_looked_up(world: World) -> list[int]:
 
 def test_an_issued_id_is_never_above_the_largest_even_if_a_node_has_that() -> None:
     world = World()
-    world.write(r.RegisterNode(node=NodeIdentity(2**31 - 1, 0)))
-    world.write(r.RegisterNode(node=NodeIdentity(1000, 0)))
+    world.write(r.RegisterNode(node=v.NodeIdentity(2**31 - 1, 0)))
+    world.write(r.RegisterNode(node=v.NodeIdentity(1000, 0)))
     assert [next_id(world, name) for name in ("a", "b")] == [1001, 1002]
 
 
@@ -87,7 +81,7 @@ def test_a_node_that_departs_is_supervised_no_longer() -> None:
 def _pages(ask: Any, request: Any, items: str, size: int = 3) -> list[list[Any]]:
     pages, token = list[list[Any]](), ""
     while token or not pages:
-        answer: Any = ask(replace(request, page=PageRequest(size, token)))
+        answer: Any = ask(replace(request, page=v.PageRequest(size, token)))
         pages.append(list(getattr(answer, items)))
         token = answer.next_page_token
     return pages
@@ -124,7 +118,7 @@ def test_keys_and_namespaces_come_in_pages() -> None:
 def test_a_page_token_below_the_prefix_leaves_out_no_key() -> None:
     world = World()
     world.write(r.PutKVs(items=tuple(r.KVToPut(namespace="n", key=key, value=b"") for key in "ab")))
-    page = PageRequest(page_token="Z")
+    page = v.PageRequest(page_token="Z")
     answer: Any = world.map.query(r.ListKVs(namespace="n", prefix="a", page=page))
     assert [entry.key for entry in answer.entries] == ["a"]
 
@@ -141,7 +135,7 @@ def world() -> World:
 
 
 def register(world: World, process_id: str, epoch: int = 1, **changes: Any) -> ErrorCode:
-    request = r.RegisterNode(node=NodeIdentity(NODE_ID, epoch), process_id=process_id, **changes)
+    request = r.RegisterNode(node=v.NodeIdentity(NODE_ID, epoch), process_id=process_id, **changes)
     error: ErrorCode = world.write(request).error
     return error
 
@@ -169,7 +163,7 @@ def test_a_larger_epoch_is_any_process_s(world: World) -> None:
     assert register(world, "b", epoch=2) is ErrorCode.NONE
     assert register(world, "a", epoch=2) is ErrorCode.NODE_EPOCH_EXPIRED
     assert register(world, "a", epoch=1) is ErrorCode.NODE_EPOCH_EXPIRED
-    world.write(r.GetOpeningStreams(node=NodeIdentity(NODE_ID, 3)))
+    world.write(r.GetOpeningStreams(node=v.NodeIdentity(NODE_ID, 3)))
     assert register(world, "c", epoch=3) is ErrorCode.NONE
 
 
@@ -198,10 +192,10 @@ def test_a_process_id_is_bounded(world: World) -> None:
         register(world, "p" * 65, epoch=2)
 
 
-THIRD = NodeIdentity(2, 1)
+THIRD = v.NodeIdentity(2, 1)
 
 
-def assigned(target: NodeIdentity = OTHER) -> World:
+def assigned(target: v.NodeIdentity = OTHER) -> World:
     """Return a world in which the recovery of NODE is assigned."""
     world = World()
     world.write(r.RegisterNode(node=THIRD))
@@ -209,7 +203,7 @@ def assigned(target: NodeIdentity = OTHER) -> World:
     return world
 
 
-def calls(recoverer: NodeIdentity) -> list[Any]:
+def calls(recoverer: v.NodeIdentity) -> list[Any]:
     """Return the calls of a recovery, none of which changes what the others are judged by."""
     closed = (r.StreamToClose(3, 1),)
     return [
@@ -235,12 +229,12 @@ def test_the_node_that_is_assigned_recovers() -> None:
     ("recoverer", "error"),
     [
         (THIRD, ErrorCode.NODE_FENCED),
-        (NodeIdentity(99, 1), ErrorCode.NODE_FENCED),
-        (NodeIdentity(OTHER.node_id, 0), ErrorCode.NODE_EPOCH_EXPIRED),
+        (v.NodeIdentity(99, 1), ErrorCode.NODE_FENCED),
+        (v.NodeIdentity(OTHER.node_id, 0), ErrorCode.NODE_EPOCH_EXPIRED),
     ],
 )
 def test_another_node_or_an_older_process_changes_nothing(
-    index: int, recoverer: NodeIdentity, error: ErrorCode
+    index: int, recoverer: v.NodeIdentity, error: ErrorCode
 ) -> None:
     world = assigned()
     before = world.map.state_hash()
@@ -271,7 +265,7 @@ def test_a_recoverer_that_is_itself_recovered_is_fenced() -> None:
 
 def test_the_return_of_the_owner_ends_the_recovery() -> None:
     world = assigned()
-    world.write(r.RegisterNode(node=NodeIdentity(NODE.node_id, 2)))
+    world.write(r.RegisterNode(node=v.NodeIdentity(NODE.node_id, 2)))
     for call in calls(OTHER):
         assert error_of(world.write(call)) is ErrorCode.NODE_EPOCH_EXPIRED
 
@@ -293,12 +287,14 @@ def test_nobody_recovers_what_is_assigned_to_nobody() -> None:
     [
         (upload(0, (0, 0, 10), recoverer=OTHER), "recoverer"),
         (
-            upload(0, (0, 0, 10), failover=True, recoverer=OTHER, compacted_object_ids=column([1])),
+            upload(
+                0, (0, 0, 10), failover=True, recoverer=OTHER, compacted_object_ids=v.column([1])
+            ),
             "recoverer",
         ),
         (r.GetOpeningStreams(node=NODE, recoverer=OTHER), "recoverer"),
-        (calls(NodeIdentity(-1, 1))[0], "recoverer.node_id"),
-        (calls(NodeIdentity(1, -1))[1], "recoverer.node_epoch"),
+        (calls(v.NodeIdentity(-1, 1))[0], "recoverer.node_id"),
+        (calls(v.NodeIdentity(1, -1))[1], "recoverer.node_epoch"),
         (calls(NODE)[2], "recoverer.node_id"),
     ],
 )
@@ -309,7 +305,7 @@ def test_a_recoverer_where_none_belongs_is_refused(request_: Any, field: str) ->
 
 
 def test_uploads_of_recoverers_are_not_joined_with_others() -> None:
-    one = upload(0, (0, 0, 10), epochs=(1,), compacted_object_ids=EMPTY_COLUMN)
+    one = upload(0, (0, 0, 10), epochs=(1,), compacted_object_ids=v.EMPTY_COLUMN)
     assert is_plain(one)
     assert not is_plain(upload(0, (0, 0, 10), epochs=(1,), recoverer=OTHER))
 
@@ -328,7 +324,7 @@ def test_a_fenced_process_does_not_lift_its_own_fence() -> None:
 def test_a_newer_process_ends_the_failover_of_an_older_one(call: Any) -> None:
     world = World()
     world.write(r.GetOpeningStreams(node=NODE, failover=True))
-    newer = NodeIdentity(NODE.node_id, 2)
+    newer = v.NodeIdentity(NODE.node_id, 2)
     assert world.write(call(node=newer)).error is ErrorCode.NONE
     assert world.write(r.GetOpeningStreams(node=newer)).error is ErrorCode.NONE
 
@@ -360,7 +356,7 @@ def test_a_newer_process_is_not_released_nor_one_that_owes_uploads() -> None:
     before = world.map.state_hash()
     assert world.write(r.ReleaseStreams(node=NODE)).error is ErrorCode.STREAM_NOT_CLOSED
     assert world.map.state_hash() == before
-    world.write(r.RegisterNode(node=NodeIdentity(NODE.node_id, 2)))
+    world.write(r.RegisterNode(node=v.NodeIdentity(NODE.node_id, 2)))
     before = world.map.state_hash()
     late = r.AbandonUploads(node_id=NODE.node_id, close_streams_of_epoch=1)
     for call in (r.ReleaseStreams(node=NODE), late):

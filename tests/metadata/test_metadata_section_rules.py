@@ -14,14 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from streammeta.controller import features
-from streammeta.controller.errors import (
-    ApiError,
-    DamagedMetadataError,
-    InvariantError,
-    NewerLogError,
-    RecoveringError,
-)
+from streammeta.controller import errors, features
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
@@ -102,7 +95,7 @@ def read_everything(cluster_metadata: ClusterMetadata) -> None:
 
 
 def _decide(cluster_metadata: ClusterMetadata, request: Any, now_ms: int) -> None:
-    with suppress(RecoveringError):
+    with suppress(errors.RecoveringError):
         cluster_metadata.decide(request, now_ms, cluster_metadata.applied_end_offset)
 
 
@@ -140,7 +133,7 @@ def test_a_reference_to_nothing_is_refused_with_its_place(section: str, rule: Re
     for row in _asked(sections, section, rule).tolist():
         for value in {max(known, default=0) + 1, 2**31 - 2} | (set(range(9)) - known):
             broken = _changed(sections, section, rule.field, row, value)
-            with pytest.raises(DamagedMetadataError) as caught:
+            with pytest.raises(errors.DamagedMetadataError) as caught:
                 _load(broken, end_offset)
             assert caught.value.section == section
             assert f"section '{section}', row " in str(caught.value)
@@ -172,12 +165,12 @@ def test_a_hostile_number_anywhere_is_refused_or_harms_no_read(section: str, row
             broken = _changed(sections, section, field, row, value)
             where = f"{section}, row {row}, {field}: {value}"
             try:
-                with told(where, DamagedMetadataError):
+                with told(where, errors.DamagedMetadataError):
                     loaded = _load(broken, end_offset)
-            except DamagedMetadataError:
+            except errors.DamagedMetadataError:
                 refused += 1
                 continue
-            with suppress(ApiError), told(f"{where}, read", ApiError):
+            with suppress(errors.ApiError), told(f"{where}, read", errors.ApiError):
                 read_everything(loaded)
     assert refused
 
@@ -191,15 +184,15 @@ def test_rows_and_columns_that_are_missing_twice_or_in_disorder_are_refused(sect
         short = _with(sections, section, {field: columns[field][:-1]})
         without = {**sections, section: {k: v for k, v in columns.items() if k != field}}
         for broken in (short, without) if len(columns) > 1 else (without,):
-            with pytest.raises(DamagedMetadataError) as caught:
+            with pytest.raises(errors.DamagedMetadataError) as caught:
                 _load(broken, end_offset)
             assert caught.value.section == section
-    with pytest.raises(DamagedMetadataError):
+    with pytest.raises(errors.DamagedMetadataError):
         _load({**sections, section: picked(columns, [*range(rows), rows - 1])}, end_offset)
     if section in ("object_facts", "bucket_claim", *features.SECTIONS, "feature_level"):
         return  # older checkpoints have no such section, or not all maps have it
     gone = {name: given for name, given in sections.items() if name != section}
-    with pytest.raises(DamagedMetadataError, match=f"section '{section}'"):
+    with pytest.raises(errors.DamagedMetadataError, match=f"section '{section}'"):
         _load(gone, end_offset)
 
 
@@ -225,7 +218,7 @@ def test_rows_in_disorder_are_refused(section: str) -> None:
     assert rows > 1
     for row in range(rows - 1):
         order = [*range(row), row + 1, row, *range(row + 2, rows)]
-        with pytest.raises(DamagedMetadataError):
+        with pytest.raises(errors.DamagedMetadataError):
             _load({**sections, section: picked(sections[section], order)}, end_offset)
 
 
@@ -245,7 +238,7 @@ def test_an_offset_in_two_objects_is_refused() -> None:
             broken = _changed(sections, "object_ranges", "end_offset", row, end)
             try:
                 read_everything(_load(broken, end_offset))
-            except DamagedMetadataError as error:
+            except errors.DamagedMetadataError as error:
                 found += error.field == "start_offset"
     assert found > 5
 
@@ -304,7 +297,7 @@ def test_a_record_that_names_what_there_is_not_is_refused(record: rec.Record, sa
     world = World()
     world.write(upload(0, (0, 0, 5), stream_objects=stream_objects((1, 1, 0, 5))))
     before, offset = world.map.state_hash(), world.map.applied_end_offset
-    with pytest.raises(InvariantError, match=f"{type(record).__name__}: .*{said}"):
+    with pytest.raises(errors.InvariantError, match=f"{type(record).__name__}: .*{said}"):
         world.apply(record)
     assert (world.map.state_hash(), world.map.applied_end_offset) == (before, offset)
     read_everything(world.map)
@@ -338,10 +331,10 @@ def _tried(
         return True  # no log can hold it
     try:
         cluster_metadata.apply(offset, read)
-    except (InvariantError, NewerLogError):
+    except (errors.InvariantError, errors.NewerLogError):
         assert cluster_metadata.state_hash() == before, where
         return True
-    with suppress(ApiError), told(f"{where}, read", ApiError):
+    with suppress(errors.ApiError), told(f"{where}, read", errors.ApiError):
         read_everything(cluster_metadata)
     cluster_metadata.undo_to(offset)
     assert cluster_metadata.state_hash() == before, where

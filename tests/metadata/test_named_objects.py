@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.errors import (
-    ErrorCode,
-    FeatureLevelError,
-    InvalidRequestError,
-    LimitExceededError,
-)
+from streammeta.controller import errors
 from streammeta.controller.metadata.api import named_answers
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.decisions import named_objects
@@ -63,7 +58,7 @@ def names(world: World, **asked: Any) -> list[str]:
 def test_named_objects_are_committed_together_and_found_by_name_and_prefix() -> None:
     world = world_with_owner()
     answer: Any = world.write(commit(DATA, INDEX, OF_STREAM))
-    assert answer.errors == (ErrorCode.NONE,) * 3
+    assert answer.errors == (errors.ErrorCode.NONE,) * 3
     assert names(world, prefix="ledger-7") == ["ledger-7", "ledger-7-index"]
     assert names(world, names=("snapshot", "absent", "ledger-7")) == ["ledger-7", "snapshot"]
     data, _, snapshot = described(world)
@@ -82,12 +77,12 @@ def test_a_bad_one_keeps_all_from_being_committed() -> None:
     world = world_with_owner()
     before = world.map.state_hash()
     for other, error in (
-        (replace(INDEX, object_id=99), ErrorCode.OBJECT_NOT_EXIST),
-        (replace(INDEX, owner_key=r.OwnerKey("n", "no")), ErrorCode.KEY_NOT_EXIST),
-        (replace(OF_STREAM, owner_stream_id=50), ErrorCode.STREAM_NOT_EXIST),
+        (replace(INDEX, object_id=99), errors.ErrorCode.OBJECT_NOT_EXIST),
+        (replace(INDEX, owner_key=r.OwnerKey("n", "no")), errors.ErrorCode.KEY_NOT_EXIST),
+        (replace(OF_STREAM, owner_stream_id=50), errors.ErrorCode.STREAM_NOT_EXIST),
     ):
         answer: Any = world.write(commit(DATA, other))
-        assert answer.errors == (ErrorCode.NONE, error)
+        assert answer.errors == (errors.ErrorCode.NONE, error)
         assert world.map.state_hash() == before
 
 
@@ -95,7 +90,7 @@ def test_a_name_is_taken_once() -> None:
     world = world_with_owner()
     world.write(commit(DATA))
     answer: Any = world.write(commit(replace(INDEX, name=DATA.name)))
-    assert answer.errors == (ErrorCode.KEY_EXIST,)
+    assert answer.errors == (errors.ErrorCode.KEY_EXIST,)
     assert world.state(1) is v.ObjectState.PREPARED
 
 
@@ -104,7 +99,7 @@ def test_a_repeat_is_known_by_the_object_and_changes_nothing() -> None:
     world.write(commit(DATA))
     end = world.map.applied_end_offset
     answer: Any = world.write(commit(DATA))
-    assert (answer.errors, world.map.applied_end_offset) == ((ErrorCode.NONE,), end)
+    assert (answer.errors, world.map.applied_end_offset) == ((errors.ErrorCode.NONE,), end)
     for other in (
         replace(DATA, object_size=10),
         replace(DATA, name="other"),
@@ -112,9 +107,9 @@ def test_a_repeat_is_known_by_the_object_and_changes_nothing() -> None:
         replace(DATA, owner_key=None, owner_stream_id=3),
     ):
         refused: Any = world.write(commit(other))
-        assert refused.errors == (ErrorCode.OBJECT_CONTENT_MISMATCH,)
+        assert refused.errors == (errors.ErrorCode.OBJECT_CONTENT_MISMATCH,)
     mixed: Any = world.write(commit(DATA, INDEX))
-    assert mixed.errors == (ErrorCode.NONE,) * 2
+    assert mixed.errors == (errors.ErrorCode.NONE,) * 2
     assert names(world) == ["ledger-7", "ledger-7-index"]
 
 
@@ -122,13 +117,13 @@ def test_what_is_deleted_is_destroyed_and_its_name_is_free_again() -> None:
     world = world_with_owner()
     world.write(commit(DATA, INDEX))
     answer: Any = world.write(delete("ledger-7", "absent"))
-    assert answer.errors == (ErrorCode.NONE, ErrorCode.OBJECT_NOT_EXIST)
+    assert answer.errors == (errors.ErrorCode.NONE, errors.ErrorCode.OBJECT_NOT_EXIST)
     assert world.state(0) is v.ObjectState.MARK_DESTROYED
     assert world.map.destroyed(NOW + 1, 10, NOW) == (0,)
     again: Any = world.write(commit(replace(DATA, object_id=4)))
-    assert again.errors == (ErrorCode.NONE,)
+    assert again.errors == (errors.ErrorCode.NONE,)
     stale: Any = world.write(delete("ledger-7", object_id=0))
-    assert stale.errors == (ErrorCode.KEY_EXIST,)
+    assert stale.errors == (errors.ErrorCode.KEY_EXIST,)
     assert described(world, names=("ledger-7",))[0].object_id == 4
 
 
@@ -165,7 +160,7 @@ def test_compactions_take_no_named_object_for_a_source() -> None:
     )
     for request in (of_set, of_stream):
         answer: Any = world.write(request)
-        assert answer.error is ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
+        assert answer.error is errors.ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
 
 
 def test_names_are_kept_from_ordinary_keys() -> None:
@@ -178,7 +173,7 @@ def test_names_are_kept_from_ordinary_keys() -> None:
             r.DeleteKVs(keys=(r.KVKey(namespace=namespace, key="ledger-7"),)),
             commit(replace(INDEX, owner_key=r.OwnerKey(namespace, "ledger-7"))),
         ):
-            with pytest.raises(InvalidRequestError, match="named objects"):
+            with pytest.raises(errors.InvalidRequestError, match="named objects"):
                 world.write(request)
 
 
@@ -187,7 +182,7 @@ def test_an_owner_has_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatc
     world = world_with_owner()
     world.write(commit(DATA, INDEX))
     before = world.map.state_hash()
-    with pytest.raises(LimitExceededError, match="named objects"):
+    with pytest.raises(errors.LimitExceededError, match="named objects"):
         world.write(commit(replace(DATA, object_id=5, name="third")))
     assert world.map.state_hash() == before
     world.write(commit(OF_STREAM))
@@ -197,13 +192,13 @@ def test_too_many_objects_do_not_go_in_one_request(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(named_objects, "WITH_OWNERS_MAX", 1)
     world = world_with_owner()
     world.write(commit(DATA, INDEX))
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(errors.LimitExceededError):
         world.write(delete_owner())
     assert names(world) == ["ledger-7", "ledger-7-index"]
 
 
 def test_below_level_3_there_are_no_named_objects() -> None:
-    with pytest.raises(FeatureLevelError, match="level 3"):
+    with pytest.raises(errors.FeatureLevelError, match="level 3"):
         World().write(commit(OF_STREAM))
 
 
@@ -223,7 +218,7 @@ def test_below_level_3_there_are_no_named_objects() -> None:
     ],
 )
 def test_malformed_commits_are_named(item: r.NamedObjectToCommit, field: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+    with pytest.raises(errors.InvalidRequestError) as caught:
         world_with_owner().write(commit(item))
     assert caught.value.field == field
 

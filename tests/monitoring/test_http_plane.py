@@ -13,15 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
-from streammeta.controller.monitoring.http import http_listener
+from streammeta.controller.monitoring.http import http_listener, probes
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
-from streammeta.controller.monitoring.http.probes import (
-    BEHIND_MAX,
-    Condition,
-    Phase,
-    report,
-    unready,
-)
 from streammeta.controller.runtime.replication.operations import QuorumDescription
 from streammeta.controller.tls.manager import TlsManager
 from streammeta.controller.trust.access_rules import HTTP_RULES
@@ -32,7 +25,7 @@ from tests.kit.certificates import Authority
 from tests.kit.waiting import until
 from tests.monitoring.http_calls import got
 from tests.trust.replaced_files import Placed
-from tests.trust.test_tls_settings import config
+from tests.trust.test_settings import config
 
 PAGE_BYTES = 8 << 20
 
@@ -292,7 +285,7 @@ QUORUM = QuorumDescription(
     voters=(),
     observers=(),
 )
-READY = Condition(phase=Phase.SERVING, quorum=QUORUM, applied=50_000)
+READY = probes.Condition(phase=probes.Phase.SERVING, quorum=QUORUM, applied=50_000)
 
 
 @pytest.mark.parametrize(
@@ -300,17 +293,20 @@ READY = Condition(phase=Phase.SERVING, quorum=QUORUM, applied=50_000)
     [
         (READY, ""),
         (replace(READY, quorum=replace(QUORUM, is_disk_full=True)), ""),
-        (replace(READY, applied=50_000 - BEHIND_MAX), ""),
-        (replace(READY, applied=49_999 - BEHIND_MAX), "caught_up: 10001 committed entries are not"),
-        (replace(READY, phase=Phase.STARTING), "serving: it starts"),
-        (replace(READY, phase=Phase.STOPPING), "serving: it stops"),
+        (replace(READY, applied=50_000 - probes.BEHIND_MAX), ""),
+        (
+            replace(READY, applied=49_999 - probes.BEHIND_MAX),
+            "caught_up: 10001 committed entries are not",
+        ),
+        (replace(READY, phase=probes.Phase.STARTING), "serving: it starts"),
+        (replace(READY, phase=probes.Phase.STOPPING), "serving: it stops"),
         (replace(READY, quorum=replace(QUORUM, has_leader=False)), "leader: no leader answers"),
         (replace(READY, quorum=replace(QUORUM, is_repairing=True)), "repair: its log lost entries"),
     ],
     ids=["ready", "full", "nearly", "behind", "starting", "stopping", "leaderless", "repairing"],
 )
-def test_what_is_not_ready_is_said(condition: Condition, told: str) -> None:
-    is_ready, text = report(unready(condition))
+def test_what_is_not_ready_is_said(condition: probes.Condition, told: str) -> None:
+    is_ready, text = probes.report(probes.unready(condition))
     failed = [line for line in text.splitlines() if not line.startswith("[+] ")]
 
     assert len(text.splitlines()) == 4

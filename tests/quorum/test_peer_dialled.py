@@ -23,24 +23,15 @@ from streammeta.controller.quorum import messages
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.tls.peer_contexts import PeerTls
 from streammeta.tls.listener import Bounds, Listener
+from tests.quorum import test_quorum_peers as peers
 from tests.quorum.fake_replica import FakeReplica, answer_header
 from tests.quorum.peer_messages import FETCHED, VOTE
-from tests.quorum.test_quorum_peers import (
-    AS_PEER,
-    CLUSTER,
-    NEVER_MS,
-    PEER,
-    caller_with,
-    calling,
-    fetch,
-    vote,
-)
 
-GREETING = seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(CLUSTER, PEER).encoded()])
+GREETING = seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(peers.CLUSTER, peers.PEER).encoded()])
 
 
 def voted(call_id: int, request: messages.Request) -> bytes:
-    header = answer_header(PEER, request.header)
+    header = answer_header(peers.PEER, request.header)
     answer = messages.VoteResponse(header=header, pre_vote=True, granted=True)
     kind, parts = encode_answer(answer, Endpoints())
     return seal(kind, call_id, parts)
@@ -109,12 +100,12 @@ async def test_answers_that_break_the_protocol_end_the_connection(script: Script
 
     async with (
         listener_that_sends(GREETING, once) as (endpoint, _),
-        caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller,
+        peers.caller_with(seed=endpoint, timeout_ms=peers.NEVER_MS) as caller,
     ):
-        caller.transport.send(fetch(7))  # waits, and ends with the connection
-        caller.transport.send(vote(1))
+        caller.transport.send(peers.fetch(7))  # waits, and ends with the connection
+        caller.transport.send(peers.vote(1))
         assert not await caller.ended(7)
-        assert await caller.ask(vote(2)), "over a new connection"
+        assert await caller.ask(peers.vote(2)), "over a new connection"
         assert caller.lost == [], "the peer's process has not ended"
 
 
@@ -123,11 +114,11 @@ async def test_answers_that_break_the_protocol_end_the_connection(script: Script
     [
         seal(FrameKind.HELLO_ANSWER, 0, [b"nothing of the kind, though long enough"]),
         seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(ClusterId("c"), NodeId(5)).encoded()]),
-        seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(ClusterId("d"), PEER).encoded()]),
+        seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(ClusterId("d"), peers.PEER).encoded()]),
         seal(
             FrameKind.HELLO_ANSWER,
             0,
-            [HelloAnswer(CLUSTER, PEER, Refusal.UNKNOWN_VERSION).encoded()],
+            [HelloAnswer(peers.CLUSTER, peers.PEER, Refusal.UNKNOWN_VERSION).encoded()],
         ),
         b"SSH-2.0-OpenSSH_9.6\r\n-----------",
     ],
@@ -136,9 +127,9 @@ async def test_answers_that_break_the_protocol_end_the_connection(script: Script
 async def test_no_request_is_sent_after_a_wrong_greeting(greeting: bytes) -> None:
     async with (
         listener_that_sends(greeting) as (endpoint, calls),
-        caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller,
+        peers.caller_with(seed=endpoint, timeout_ms=peers.NEVER_MS) as caller,
     ):
-        assert not await caller.ask(vote(1))
+        assert not await caller.ask(peers.vote(1))
         assert calls == []
         assert caller.lost == []
 
@@ -148,17 +139,17 @@ async def test_the_address_for_tokens_is_that_of_the_last_hello_if_it_names_one(
 
     def greeting(_: bytes) -> bytes:
         endpoint, version = next(told)
-        answer = HelloAnswer(CLUSTER, PEER, version=version, token_endpoint=endpoint)
+        answer = HelloAnswer(peers.CLUSTER, peers.PEER, version=version, token_endpoint=endpoint)
         return seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()])
 
     async with (
         listener_that_sends(greeting, lambda *_: b"nonsense" * 8) as (endpoint, _),
-        caller_with(seed=endpoint) as caller,
+        peers.caller_with(seed=endpoint) as caller,
     ):
-        assert caller.transport.endpoints(PEER).tokens is None
+        assert caller.transport.endpoints(peers.PEER).tokens is None
         for number, known in enumerate(("10.0.0.2:3", None, "10.0.0.2:5", None)):
-            assert not await caller.ask(vote(number))
-            assert caller.transport.endpoints(PEER).tokens == known
+            assert not await caller.ask(peers.vote(number))
+            assert caller.transport.endpoints(peers.PEER).tokens == known
 
 
 async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_disconnects() -> None:
@@ -167,7 +158,7 @@ async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_discon
     def of_version_1(hello: bytes) -> bytes:
         versions.append(Hello.decoded(hello).version)
         refusal = Refusal.NONE if versions[-1] == 1 else Refusal.UNKNOWN_VERSION
-        answer = HelloAnswer(CLUSTER, PEER, refusal, version=1)
+        answer = HelloAnswer(peers.CLUSTER, peers.PEER, refusal, version=1)
         return seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()])
 
     def third_breaks(call_id: int, request: messages.Request) -> bytes:
@@ -176,13 +167,13 @@ async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_discon
 
     async with (
         listener_that_sends(of_version_1, third_breaks) as (endpoint, _),
-        caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller,
+        peers.caller_with(seed=endpoint, timeout_ms=peers.NEVER_MS) as caller,
     ):
-        assert not await caller.ask(vote(1))
-        assert await caller.ask(vote(2))
+        assert not await caller.ask(peers.vote(1))
+        assert await caller.ask(peers.vote(2))
         assert versions == [VERSION, 1]
-        assert not await caller.ask(vote(3))
-        assert not await caller.ask(vote(4)), "it may be a newer one by now"
+        assert not await caller.ask(peers.vote(3))
+        assert not await caller.ask(peers.vote(4)), "it may be a newer one by now"
         assert versions == [VERSION, 1, VERSION]
         assert caller.lost == []
 
@@ -190,22 +181,22 @@ async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_discon
 async def test_a_bad_answer_fails_its_request_alone() -> None:
     async with (
         listener_that_sends(GREETING, answered_with(FrameKind.VOTE_ANSWER, b"short")) as (here, _),
-        caller_with(seed=here, timeout_ms=NEVER_MS) as caller,
+        peers.caller_with(seed=here, timeout_ms=peers.NEVER_MS) as caller,
     ):
-        assert not await caller.ask(vote(1))
-        assert caller.transport.connected_to == {(PEER, here)}
+        assert not await caller.ask(peers.vote(1))
+        assert caller.transport.connected_to == {(peers.PEER, here)}
 
 
 async def test_requests_fail_at_once_while_too_much_waits_to_leave() -> None:
-    async with calling(timeout_ms=NEVER_MS) as caller:
-        assert await caller.ask(vote(1))
+    async with peers.calling(timeout_ms=peers.NEVER_MS) as caller:
+        assert await caller.ask(peers.vote(1))
         (connection,) = caller.transport._connections.values()
         connection.pause_writing()
-        caller.transport.send(vote(2))
+        caller.transport.send(peers.vote(2))
         assert caller.failed == [], "in a turn of its own"
         assert not await caller.ended(2)
         connection.resume_writing()
-        assert await caller.ask(vote(3))
+        assert await caller.ask(peers.vote(3))
 
 
 def test_the_limit_doubles_with_each_cut_and_shrinks_with_quick_answers() -> None:
@@ -226,11 +217,11 @@ def test_the_limit_doubles_with_each_cut_and_shrinks_with_quick_answers() -> Non
 async def test_answers_that_arrived_while_the_process_was_stopped_are_read_first() -> None:
     """A timer that is late says nothing of the peer."""
     loop = asyncio.get_running_loop()
-    async with calling(timeout_ms=NEVER_MS) as caller:
-        assert await caller.ask(vote(1))
+    async with peers.calling(timeout_ms=peers.NEVER_MS) as caller:
+        assert await caller.ask(peers.vote(1))
         (connection,) = caller.transport._connections.values()
-        caller.transport.send(fetch(2))
-        connection._timer_at = loop.time() - NEVER_MS
+        caller.transport.send(peers.fetch(2))
+        connection._timer_at = loop.time() - peers.NEVER_MS
         connection._progress_at = connection._timer_at
         connection._calls = {
             number: call._replace(asked_at=connection._timer_at)
@@ -246,7 +237,7 @@ async def test_answers_that_arrived_while_the_process_was_stopped_are_read_first
 async def test_a_peer_that_takes_several_limits_for_its_hello_is_reached() -> None:
     """Each attempt that is given up is lost, so only a longer one can succeed."""
     timeout_ms = 300
-    greeting = seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(CLUSTER, PEER).encoded()])
+    greeting = seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(peers.CLUSTER, peers.PEER).encoded()])
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         parser = FrameParser(HELLO_ONLY)
@@ -263,8 +254,8 @@ async def test_a_peer_that_takes_several_limits_for_its_hello_is_reached() -> No
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     endpoint = "{}:{}".format(*server.sockets[0].getsockname())
-    async with caller_with(seed=endpoint, timeout_ms=timeout_ms) as caller:
-        outcomes = [await caller.ask(vote(number)) for number in range(1, 5)]
+    async with peers.caller_with(seed=endpoint, timeout_ms=timeout_ms) as caller:
+        outcomes = [await caller.ask(peers.vote(number)) for number in range(1, 5)]
     server.close()
     assert outcomes[0] is False
     assert any(outcomes)
@@ -273,7 +264,7 @@ async def test_a_peer_that_takes_several_limits_for_its_hello_is_reached() -> No
 def test_silent_connections_have_less_time_when_their_places_are_scarce(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = PeerServer(FakeReplica(PEER), AS_PEER)
+    server = PeerServer(FakeReplica(peers.PEER), peers.AS_PEER)
     roomy = server.hello_limit_s("a")
     for number in range(peer_server.SILENT_MAX_PER_HOST // 2 + 1):
         server._silent[number] = "a"  # type: ignore[index]

@@ -12,24 +12,10 @@ from hypothesis import strategies as st
 
 from streammeta.controller.errors import InvariantError, LogOfBeforeError
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum import messages
+from streammeta.controller.quorum import messages, recovered_log, voters
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LogStart, LogView
 from streammeta.controller.quorum.messages import Batch
-from streammeta.controller.quorum.recovered_log import (
-    ERA_OFFSETS,
-    era_of,
-    is_from_before_recovery,
-    next_era,
-)
-from streammeta.controller.quorum.voters import (
-    ReplicaKey,
-    Voter,
-    VoterSet,
-    committed_end,
-    majority,
-    reached_by_majority,
-)
 from tests.quorum.core_harness import Lone, batch, log_of
 
 
@@ -128,10 +114,10 @@ def test_the_committed_end_is_flushed_by_a_majority_and_is_the_highest(
     raw: list[int], start: int
 ) -> None:
     ends = [EndOffset(value) for value in raw]
-    end = reached_by_majority(ends)
-    assert sum(value >= end for value in ends) >= majority(len(ends))
-    assert sum(value > end for value in ends) < majority(len(ends))
-    assert committed_end(ends, EndOffset(start)) == (end if end > start else None)
+    end = voters.reached_by_majority(ends)
+    assert sum(value >= end for value in ends) >= voters.majority(len(ends))
+    assert sum(value > end for value in ends) < voters.majority(len(ends))
+    assert voters.committed_end(ends, EndOffset(start)) == (end if end > start else None)
 
 
 def cut_by_trim(log: list[Batch], start: int) -> LogView:
@@ -179,8 +165,8 @@ def test_a_log_without_its_beginning_answers_like_the_whole_one(
 
 
 EPOCH = Epoch(1_005)
-START = EndOffset(ERA_OFFSETS)
-DISK = ReplicaKey(NodeId(0), DirectoryId("new"))
+START = EndOffset(recovered_log.ERA_OFFSETS)
+DISK = voters.ReplicaKey(NodeId(0), DirectoryId("new"))
 
 
 def recovered() -> Lone:
@@ -190,7 +176,7 @@ def recovered() -> Lone:
         end_offset=START,
         start_epoch=EPOCH,
         snapshots=(SnapshotId(START, EPOCH),),
-        snapshot_voters=VoterSet((Voter(DISK, "n0:1"),)),
+        snapshot_voters=voters.VoterSet((voters.Voter(DISK, "n0:1"),)),
     )
     node = Lone(size=0, state=QuorumState(EPOCH), local=DISK, log=log)
     node.flush()
@@ -218,19 +204,19 @@ def test_the_only_survivor_leads_at_once_behind_all_epochs_of_before() -> None:
     ],
 )
 def test_eras(end: int, own_end: int, expected: bool) -> None:
-    assert is_from_before_recovery(end, own_end) is expected
+    assert recovered_log.is_from_before_recovery(end, own_end) is expected
 
 
 def test_a_log_goes_on_in_the_era_after_its_own() -> None:
     for end in (0, 1, START - 1, START, START + 5):
-        assert era_of(next_era(end)) == era_of(end) + 1
-        assert next_era(end) > end
+        assert recovered_log.era_of(recovered_log.next_era(end)) == recovered_log.era_of(end) + 1
+        assert recovered_log.next_era(end) > end
 
 
 @pytest.mark.parametrize("offset", [1, 70, START - 1])
 def test_a_log_of_before_is_not_fed(offset: int) -> None:
     node = recovered()
-    node.fetch(ReplicaKey(NodeId(1), DirectoryId("old")), offset, 4)
+    node.fetch(voters.ReplicaKey(NodeId(1), DirectoryId("old")), offset, 4)
     answer = node.only(messages.FetchResponse)
     assert answer.header.error is messages.QuorumError.LOG_OF_BEFORE
     assert answer.snapshot_id is None
@@ -239,7 +225,7 @@ def test_a_log_of_before_is_not_fed(offset: int) -> None:
 
 def test_an_empty_disk_gets_the_snapshot() -> None:
     node = recovered()
-    node.fetch(ReplicaKey(NodeId(1), DirectoryId("fresh")), 0, 0)
+    node.fetch(voters.ReplicaKey(NodeId(1), DirectoryId("fresh")), 0, 0)
     assert node.only(messages.FetchResponse).snapshot_id == SnapshotId(START, EPOCH)
 
 
@@ -257,7 +243,9 @@ def test_a_candidate_of_before_deposes_nobody(pre_vote: bool) -> None:
 def test_a_leader_of_before_is_not_followed(directory: DirectoryId | None) -> None:
     for kind in (messages.BeginQuorumEpochRequest, messages.EndQuorumEpochRequest):
         node = recovered()
-        header = replace(node.header(1, EPOCH + 50), receiver=ReplicaKey(DISK.node_id, directory))
+        header = replace(
+            node.header(1, EPOCH + 50), receiver=voters.ReplicaKey(DISK.node_id, directory)
+        )
         if kind is messages.BeginQuorumEpochRequest:
             node.receive(messages.BeginQuorumEpochRequest(header=header))
             refused = node.only(messages.BeginQuorumEpochResponse).header

@@ -13,16 +13,8 @@ from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import EndOffset, NodeId
 from streammeta.controller.metadata.api.requests import GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.config import QuorumLimits
-from streammeta.controller.quorum.messages import (
-    FetchRequest,
-    FetchResponse,
-    QuorumError,
-    Request,
-    RequestHeader,
-    Response,
-    UpdateVoterRequest,
-)
 from streammeta.controller.quorum.voters import Voter
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.services.contract import service_handler
@@ -110,14 +102,14 @@ async def test_a_follower_acknowledges_what_an_answer_brings_in_the_turn_of_that
     acknowledged: list[int] = []
     kept_up: list[bool] = []
 
-    def send(request: Request) -> None:
-        if isinstance(request, FetchRequest):
+    def send(request: messages.Request) -> None:
+        if isinstance(request, messages.FetchRequest):
             acknowledged.append(request.fetch_offset)
         sent(request)
 
-    def on_response(response: Response) -> None:
+    def on_response(response: messages.Response) -> None:
         take(response)
-        if isinstance(response, FetchResponse) and response.batches:
+        if isinstance(response, messages.FetchResponse) and response.batches:
             kept_up.append(acknowledged[-1:] == [response.batches[-1].end_offset])
 
     monkeypatch.setattr(follower.transport, "send", send)
@@ -137,8 +129,8 @@ async def test_a_follower_whose_flush_fails_ends_and_acknowledges_nothing(
     sent = follower.transport.send
     acknowledged: list[int] = []
 
-    def send(request: Request) -> None:
-        if isinstance(request, FetchRequest):
+    def send(request: messages.Request) -> None:
+        if isinstance(request, messages.FetchRequest):
             acknowledged.append(request.fetch_offset)
         sent(request)
 
@@ -221,7 +213,7 @@ async def test_operators_hear_why_a_change_is_refused(cluster: MemoryCluster) ->
     leader = await cluster.leader()
     async with operator_of(cluster, leader) as stub:
         stranger = await refusal(stub.AddVoter(add_voter()))
-        assert stranger.reason in QuorumError.__members__
+        assert stranger.reason in messages.QuorumError.__members__
         other_disk = pb.ReplicaKey(node_id=leader, directory_id="of another machine")
         unknown = pb.RemoveVoterRequest(cluster_id=CLUSTER, key=other_disk)
         assert (await refusal(stub.RemoveVoter(unknown))).reason == "VOTER_NOT_FOUND"
@@ -354,9 +346,9 @@ async def test_who_waits_when_leadership_is_lost_is_told(cluster: MemoryCluster)
         await writes[-1]
 
 
-def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:
+def update_of(follower: Node, leader: Node) -> messages.UpdateVoterRequest:
     """What makes the leader write a record of its own: a voter that has moved."""
-    header = RequestHeader(
+    header = messages.RequestHeader(
         cluster_id=CLUSTER,
         sender=follower.key,
         receiver=leader.key,
@@ -364,7 +356,7 @@ def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:
         incarnation=99,
         request_id=99,
     )
-    return UpdateVoterRequest(header=header, voter=Voter(follower.key, "moved:1"))
+    return messages.UpdateVoterRequest(header=header, voter=Voter(follower.key, "moved:1"))
 
 
 def is_settled(node: Node) -> bool:

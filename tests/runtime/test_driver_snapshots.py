@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.metadata.api.requests import (
-    DescribeStreams,
-    KVToPut,
-    PutKVs,
-    RegisterNode,
-)
+from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.runtime.persistence.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
@@ -55,7 +50,7 @@ async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path:
     async with MemoryCluster(tmp_path, limits=limits) as cluster:
         leader = await cluster.leader()
         behind = next(i for i in cluster.nodes if i != leader)
-        registered = await cluster.write(RegisterNode(node=BROKER))
+        registered = await cluster.write(r.RegisterNode(node=BROKER))
         stale = cluster.nodes[behind].controller
         await cluster.hash_at(behind, registered.offset)
         await cluster.kill(behind)
@@ -93,7 +88,7 @@ async def test_a_running_follower_that_was_cut_off_replaces_its_state(tmp_path: 
         )
         session = asyncio.create_task(
             cluster.nodes[behind].controller.read(
-                DescribeStreams(), at_least=taken.end_offset, timeout_ms=60_000
+                r.DescribeStreams(), at_least=taken.end_offset, timeout_ms=60_000
             )
         )
 
@@ -121,10 +116,10 @@ async def test_every_controller_takes_its_own_and_trims_its_log(tmp_path: Path) 
         assert len(hashes) == 1
 
 
-def _overwrite(number: int) -> PutKVs:
+def _overwrite(number: int) -> r.PutKVs:
     """Return a write that makes the log longer and the map no larger."""
     value = number.to_bytes(1_000, "big")
-    return PutKVs(items=(KVToPut(key="same", value=value, overwrite=True),))
+    return r.PutKVs(items=(r.KVToPut(key="same", value=value, overwrite=True),))
 
 
 def _has_trimmed(node: Node) -> bool:

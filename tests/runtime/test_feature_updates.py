@@ -6,13 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from streammeta.controller.errors import (
-    ApiError,
-    FeatureLevelError,
-    InvalidRequestError,
-    NewerLogError,
-    NotLeaderError,
-)
+from streammeta.controller import errors
 from streammeta.controller.features import SUPPORTED, UNTOLD, Levels, Software
 from streammeta.controller.ids import NodeId
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, NewerVersionError
@@ -73,12 +67,14 @@ async def update(
     return answered.answer.before, answered.answer.level
 
 
-async def refusal(features: FeatureUpdates, level: int, *, is_lower: bool = False) -> ApiError:
+async def refusal(
+    features: FeatureUpdates, level: int, *, is_lower: bool = False
+) -> errors.ApiError:
     """Return the error of an update, which must be that of a dry run too, and change nothing."""
     before = features.level
     refused = []
     for dry_run in (True, False):
-        with pytest.raises(ApiError) as raised:
+        with pytest.raises(errors.ApiError) as raised:
             await update(features, level, is_lower=is_lower, dry_run=dry_run)
         refused.append(raised.value)
     assert str(refused[0]) == str(refused[1])
@@ -111,7 +107,7 @@ async def test_a_voter_that_lacks_the_level_or_is_not_connected_blocks_it(
     if software is None:
         del known[other]
     error = await refusal(updates_knowing(cluster, leader, known), 2)
-    assert isinstance(error, FeatureLevelError)
+    assert isinstance(error, errors.FeatureLevelError)
     assert (error.level, error.blocked_by) == (2, (other,))
     told = "not connected" if software is None else str(software)
     assert f"controller {other} " in str(error)
@@ -122,10 +118,10 @@ async def test_a_connected_observer_blocks_and_so_does_the_leader_itself(
     cluster: MemoryCluster, leader: int
 ) -> None:
     error = await refusal(updates(cluster, leader, NEW, OLD), 2)
-    assert isinstance(error, FeatureLevelError)
+    assert isinstance(error, errors.FeatureLevelError)
     assert error.blocked_by == (8,)
     beyond = await refusal(updates(cluster, leader), SUPPORTED.highest + 1)
-    assert isinstance(beyond, FeatureLevelError)
+    assert isinstance(beyond, errors.FeatureLevelError)
     assert beyond.blocked_by == tuple(range(cluster.size))
 
 
@@ -134,7 +130,7 @@ async def test_the_direction_is_that_which_was_asked_for(
 ) -> None:
     features = updates(cluster, leader)
     assert "not below" in str(await refusal(features, 2, is_lower=True))
-    assert isinstance(await refusal(features, 0), InvalidRequestError)
+    assert isinstance(await refusal(features, 0), errors.InvalidRequestError)
     await update(features, 2)
     assert "is below the current level 2" in str(await refusal(features, 1))
     assert "data of level 2" in str(await refusal(features, 1, is_lower=True))
@@ -142,7 +138,7 @@ async def test_the_direction_is_that_which_was_asked_for(
 
 async def test_the_leader_alone_changes_the_level(cluster: MemoryCluster, leader: int) -> None:
     other = (leader + 1) % cluster.size
-    assert isinstance(await refusal(updates(cluster, other), 2), NotLeaderError)
+    assert isinstance(await refusal(updates(cluster, other), 2), errors.NotLeaderError)
 
 
 async def test_a_replica_that_lacks_the_level_in_force_is_no_new_voter(
@@ -153,7 +149,7 @@ async def test_a_replica_that_lacks_the_level_in_force_is_no_new_voter(
     features.versions.disconnected(NodeId(7), OLD)
     await update(features, 2)
     features.versions.connected(NodeId(7), OLD)
-    with pytest.raises(FeatureLevelError, match="controller 7"):
+    with pytest.raises(errors.FeatureLevelError, match="controller 7"):
         features.check_voter(NodeId(7))
     features.check_voter(NodeId(9))
 
@@ -190,7 +186,7 @@ async def test_an_older_follower_stops_at_the_level_and_the_others_go_on(
     node.controller.cluster_metadata._feature_level._levels = OLD.levels
     await update(updates(cluster, leader), 2)
     await until(node.driver.fatal.done, "the older one stops")
-    assert isinstance(node.driver.fatal.exception(), NewerLogError)
+    assert isinstance(node.driver.fatal.exception(), errors.NewerLogError)
     assert node.controller.cluster_metadata.feature_level == 1
     last = await cluster.fill("after", 1)
     await cluster.agree((leader + 2) % cluster.size, last.offset)

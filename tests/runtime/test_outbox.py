@@ -7,24 +7,13 @@ import dataclasses
 import pytest
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.events import Send
-from streammeta.controller.quorum.messages import (
-    BeginQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    QuorumError,
-    Request,
-    RequestHeader,
-    Response,
-    ResponseHeader,
-    VoteRequest,
-)
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.replication.core_loop import Outbox
 
-HEADER = RequestHeader(
+HEADER = messages.RequestHeader(
     cluster_id=ClusterId("c"),
     sender=ReplicaKey(NodeId(1)),
     receiver=ReplicaKey(NodeId(0)),
@@ -32,7 +21,7 @@ HEADER = RequestHeader(
     incarnation=1,
     request_id=1,
 )
-FETCH = FetchRequest(
+FETCH = messages.FetchRequest(
     header=HEADER,
     fetch_offset=EndOffset(2),
     last_epoch=Epoch(4),
@@ -41,16 +30,18 @@ FETCH = FetchRequest(
     max_wait_ms=500,
     max_bytes=100,
 )
-REQUESTS: list[Request] = [
+REQUESTS: list[messages.Request] = [
     FETCH,
     dataclasses.replace(FETCH, read_round=1),
     dataclasses.replace(FETCH, read_round=9, fetch_offset=EndOffset(0)),
     dataclasses.replace(FETCH, is_disk_full=True),
-    FetchSnapshotRequest(
+    messages.FetchSnapshotRequest(
         header=HEADER, snapshot_id=SnapshotId(EndOffset(9), Epoch(3)), position=0, max_bytes=1
     ),
-    VoteRequest(header=HEADER, pre_vote=False, last_epoch=Epoch(3), end_offset=EndOffset(2)),
-    BeginQuorumEpochRequest(header=HEADER),
+    messages.VoteRequest(
+        header=HEADER, pre_vote=False, last_epoch=Epoch(3), end_offset=EndOffset(2)
+    ),
+    messages.BeginQuorumEpochRequest(header=HEADER),
 ]
 
 
@@ -58,12 +49,12 @@ class RecordingTransport:
     """Keeps what it is to send."""
 
     def __init__(self) -> None:
-        self.sent: list[Request] = []
+        self.sent: list[messages.Request] = []
 
     def bind(self, listener: object) -> None:
         """Tell nothing."""
 
-    def send(self, request: Request) -> None:
+    def send(self, request: messages.Request) -> None:
         self.sent.append(request)
 
     def set_voters(self, voters: VoterSet) -> None:
@@ -77,7 +68,9 @@ class RecordingTransport:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda item: type(item).__name__)
-def test_a_request_leaves_when_its_write_is_durable_and_not_before(request_: Request) -> None:
+def test_a_request_leaves_when_its_write_is_durable_and_not_before(
+    request_: messages.Request,
+) -> None:
     transport = RecordingTransport()
     outbox = Outbox(transport)
     outbox.durable(3)
@@ -108,15 +101,15 @@ def test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go() -> None:
 def test_what_waits_while_a_later_epoch_is_spoken_for_is_dropped() -> None:
     transport = RecordingTransport()
     outbox = Outbox(transport)
-    told: list[Response | None] = []
+    told: list[messages.Response | None] = []
     outbox.expect(FETCH, told.append)
-    answer = FetchResponse(
-        header=ResponseHeader(
+    answer = messages.FetchResponse(
+        header=messages.ResponseHeader(
             sender=NodeId(0),
             receiver=NodeId(1),
             epoch=Epoch(4),
             leader_id=None,
-            error=QuorumError.NONE,
+            error=messages.QuorumError.NONE,
             incarnation=1,
             request_id=1,
         ),

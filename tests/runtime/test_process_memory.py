@@ -15,14 +15,6 @@ from streammeta.controller.peers import server as peers
 from streammeta.controller.process import operating_system
 from streammeta.controller.process.operating_system import connections_within, raise_limit
 from streammeta.controller.runtime.load import process_memory
-from streammeta.controller.runtime.load.process_memory import (
-    LOOK_EVERY_BYTES,
-    Pressure,
-    ProcessMemory,
-    default_limit,
-    resident_bytes,
-    usable_bytes,
-)
 from streammeta.tls import listener
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
@@ -31,7 +23,7 @@ _GIB = 1 << 30
 
 def test_pressure_rises_at_a_mark_and_falls_well_below_it() -> None:
     held = 0
-    memory = ProcessMemory(1_000, lambda: held)
+    memory = process_memory.ProcessMemory(1_000, lambda: held)
     seen = []
     for held in (0, 849, 850, 821, 820, 819, 999, 1_000, 971, 969, 900, 2_000, 100):
         memory.look()
@@ -46,9 +38,9 @@ def test_pressure_rises_at_a_mark_and_falls_well_below_it() -> None:
 
 def test_the_process_knows_what_it_holds() -> None:
     with mmap.mmap(-1, 64 << 20) as fresh:  # no allocator gives what the process has already
-        before = resident_bytes()
+        before = process_memory.resident_bytes()
         fresh.write(b"." * len(fresh))
-        assert resident_bytes() - before > 48 << 20
+        assert process_memory.resident_bytes() - before > 48 << 20
 
 
 def grouped(root: Path, groups: str, limits: Mapping[str, str]) -> int:
@@ -58,7 +50,7 @@ def grouped(root: Path, groups: str, limits: Mapping[str, str]) -> int:
     for path, limit in limits.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(f"{limit}\n")
-    return usable_bytes(root)
+    return process_memory.usable_bytes(root)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +85,18 @@ def test_the_smallest_limit_of_a_control_group_counts(
 
 
 def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
-    assert usable_bytes(tmp_path) == MACHINE
-    assert 0 < default_limit() < MACHINE
+    assert process_memory.usable_bytes(tmp_path) == MACHINE
+    assert 0 < process_memory.default_limit() < MACHINE
 
 
 def test_it_is_looked_at_after_many_bytes_of_requests() -> None:
     looks = iter((0, 900, 1_000))
-    memory = ProcessMemory(1_000, lambda: next(looks))
+    memory = process_memory.ProcessMemory(1_000, lambda: next(looks))
     for size, pressure in (
-        (LOOK_EVERY_BYTES - 1, Pressure.NONE),
-        (1, Pressure.HIGH),
-        (LOOK_EVERY_BYTES - 1, Pressure.HIGH),
-        (1, Pressure.FULL),
+        (process_memory.LOOK_EVERY_BYTES - 1, process_memory.Pressure.NONE),
+        (1, process_memory.Pressure.HIGH),
+        (process_memory.LOOK_EVERY_BYTES - 1, process_memory.Pressure.HIGH),
+        (1, process_memory.Pressure.FULL),
     ):
         memory.took(size)
         assert memory.pressure is pressure
@@ -113,10 +105,10 @@ def test_it_is_looked_at_after_many_bytes_of_requests() -> None:
 async def test_it_is_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "INTERVAL_S", 0)
     looks = iter(range(0, 10_000, 100))
-    memory = ProcessMemory(1_000, lambda: next(looks))
+    memory = process_memory.ProcessMemory(1_000, lambda: next(looks))
     running = asyncio.create_task(memory.run())
     async with asyncio.timeout(60):
-        while memory.pressure is not Pressure.FULL:  # noqa: ASYNC110 (a gauge, not an event)
+        while memory.pressure is not process_memory.Pressure.FULL:  # noqa: ASYNC110 (a gauge, not an event)
             await asyncio.sleep(0)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -18,12 +18,7 @@ from google.protobuf.message import Message
 
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.metadata.api import requests
-from streammeta.controller.metadata.tables.values import (
-    NodeIdentity,
-    PageRequest,
-    RangeColumns,
-    column,
-)
+from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY
 from streammeta.controller.rpc.services import routes as routes_module
 from streammeta.controller.rpc.services.routes import LeaderView, routes
@@ -36,7 +31,7 @@ from tests.server.rpc_server import NODE as OWNER
 from tests.server.rpc_server import serving
 from tests.trust.trusted_server import PLAIN_TEXT
 
-NODE = NodeIdentity(7, 1)
+NODE = v.NodeIdentity(7, 1)
 STREAMS = 2_000
 QUERIES = 10_000
 TURN_MAX = 500_000
@@ -95,13 +90,13 @@ def upload(object_id: int, streams: list[int], start: int) -> requests.CommitUpl
     """Return a commit of one offset of each stream."""
     return requests.CommitUploads(
         node=NODE,
-        object_id=column([object_id]),
-        object_size=column([1]),
-        range_count=column([len(streams)]),
-        ranges=RangeColumns(
-            stream_id=column(streams),
-            start_offset=column([start] * len(streams)),
-            end_offset=column([start + 1] * len(streams)),
+        object_id=v.column([object_id]),
+        object_size=v.column([1]),
+        range_count=v.column([len(streams)]),
+        ranges=v.RangeColumns(
+            stream_id=v.column(streams),
+            start_offset=v.column([start] * len(streams)),
+            end_offset=v.column([start + 1] * len(streams)),
         ),
     )
 
@@ -188,13 +183,13 @@ def lists() -> World:
 
 LISTS: dict[str, Any] = {
     "StreamService.DescribeStreams": requests.DescribeStreams(include_ranges=True),
-    "ObjectService.DescribeObjects": requests.DescribeObjects(page=PageRequest(5)),
+    "ObjectService.DescribeObjects": requests.DescribeObjects(page=v.PageRequest(5)),
     "NodeService.GetNodes": requests.GetNodes(),
     "NodeService.ListStreamSetObjects": requests.ListStreamSetObjects(node_id=0),
     "KVService.GetKVs": requests.GetKVs(
         keys=tuple(requests.KVKey(namespace="n", key=key) for key in "abx")
     ),
-    "KVService.ListKVs": requests.ListKVs(namespace="n", page=PageRequest(2)),
+    "KVService.ListKVs": requests.ListKVs(namespace="n", page=v.PageRequest(2)),
 }
 
 

@@ -22,12 +22,7 @@ from streammeta.controller.metadata.decisions.maintenance import Claim
 from streammeta.controller.runtime.writer import bucket_permits
 from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.controller.runtime.writer.controller import Answered as ControllerAnswered
-from streammeta.storage.cluster_files.bucket_marker import (
-    BucketMarker,
-    Generation,
-    create_generation,
-    create_marker,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import StoreUnavailableError
 from tests.kit.memory_store import MemoryObjectStore
 from tests.linearizability.models import CommitRange, Committed, NotAtEnd
@@ -112,10 +107,10 @@ class Restoration:
         self._world = world
         self._rng = world.rngs.fence
         self.bucket = MemoryObjectStore()
-        marker = BucketMarker(
+        marker = bucket_marker.BucketMarker(
             cluster_id="sim", cluster_uuid=_OLD, namespace=_NAMESPACE, created_ms=0
         )
-        create_marker(self.bucket, marker)
+        bucket_marker.create_marker(self.bucket, marker)
         self._restores_at = self._rng.randrange(*_BEGINS_MS)
         self._blind_from = self._restores_at + self._rng.randrange(-LEASE_MS, RECHECK_MS)
         self._sees_now_and_then = self._rng.random() < 0.3
@@ -182,7 +177,7 @@ class Restoration:
         """Put the marker of the new cluster, from a point that was committed before."""
         self._world.count("clusters restored")
         self._point = self._rng.randint(0, self._world.ghost.ledger.end)
-        generation = Generation(
+        generation = bucket_marker.Generation(
             cluster_id="sim",
             cluster_uuid=_NEW,
             namespace=_NAMESPACE,
@@ -191,7 +186,7 @@ class Restoration:
             undecided_below=1,
             created_ms=0,
         )
-        create_generation(self.bucket, generation)
+        bucket_marker.create_generation(self.bucket, generation)
         Restored(self._world, self).start()
         if self._rng.random() < _RESTARTS:
             delay = self._rng.randrange(FENCE_WAIT_MS)

@@ -14,14 +14,7 @@ from typing import Any
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, StreamState
-from streammeta.controller.records.record import (
-    ObjectsDestroyed,
-    ObjectsLinked,
-    Record,
-    StreamObjectsCommitted,
-    StreamsDeleted,
-    StreamSetObjectsCommitted,
-)
+from streammeta.controller.records import record as rec
 from tests.metadata.slow_model_state import Node, Object, State, Stream
 from tests.sim.sim_time import check
 
@@ -59,12 +52,12 @@ class MapWatch:
         """Compactions of each kind that were committed."""
 
     def commit(
-        self, cluster_metadata: ClusterMetadata, offset: int, records: Sequence[Record]
+        self, cluster_metadata: ClusterMetadata, offset: int, records: Sequence[rec.Record]
     ) -> None:
         """An entry is committed, and this is the committed map with it."""
         self._map = cluster_metadata
         for record in records:
-            if isinstance(record, ObjectsLinked):
+            if isinstance(record, rec.ObjectsLinked):
                 ids = record.object_id.tolist()
                 ends = {one.object_id: _end_of(one) for one in self._describe(ids)}
                 self._block_ends.setdefault(record.composite_id, {}).update(ends)
@@ -175,7 +168,7 @@ def find_readable(
     return readable
 
 
-def _replaced(records: Sequence[Record], before: State) -> list[ObjectKind]:
+def _replaced(records: Sequence[rec.Record], before: State) -> list[ObjectKind]:
     """Return of what kinds the objects are that were committed before and are not any more.
 
     An upload of a stream that is gone destroys a new object at once; it replaces nothing.
@@ -183,24 +176,24 @@ def _replaced(records: Sequence[Record], before: State) -> list[ObjectKind]:
     items = [
         before.objects.get(object_id)
         for record in records
-        if isinstance(record, ObjectsDestroyed | ObjectsLinked)
+        if isinstance(record, rec.ObjectsDestroyed | rec.ObjectsLinked)
         for object_id in record.object_id.tolist()
     ]
     return [item.kind for item in items if item and item.state is ObjectState.COMMITTED]
 
 
-def _compactions_in(records: Sequence[Record], before: State) -> list[str]:
+def _compactions_in(records: Sequence[rec.Record], before: State) -> list[str]:
     """Say what kind of compaction an entry is, if it is one."""
     names = {type(record) for record in records}
-    if StreamsDeleted in names:
+    if rec.StreamsDeleted in names:
         return []
-    has_results = bool(names & {StreamSetObjectsCommitted, StreamObjectsCommitted})
-    destroyed = [record for record in records if isinstance(record, ObjectsDestroyed)]
+    has_results = bool(names & {rec.StreamSetObjectsCommitted, rec.StreamObjectsCommitted})
+    destroyed = [record for record in records if isinstance(record, rec.ObjectsDestroyed)]
     kinds = _replaced(destroyed, before)
     found = {
         "set objects compacted": has_results and ObjectKind.STREAM_SET in kinds,
         "stream objects compacted": has_results and bool({*kinds} - {ObjectKind.STREAM_SET}),
-        "composites linked": ObjectsLinked in names,
+        "composites linked": rec.ObjectsLinked in names,
         "deep deletes": bool(kinds) and any(record.deep for record in destroyed),
     }
     return [name for name, happened in found.items() if happened]

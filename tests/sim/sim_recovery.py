@@ -17,12 +17,7 @@ from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import VoterSet, majority
-from streammeta.controller.recover.planning import (
-    Circumstances,
-    RecoveryPlan,
-    choose_survivor,
-    plan_recovery,
-)
+from streammeta.controller.recover import planning
 from streammeta.controller.recover.report import RecoveryError, Report, voters_text
 from tests.sim.sim_ledger import GhostLog
 from tests.sim.sim_node import RemovedDisk, SimNode
@@ -112,7 +107,7 @@ class Recovery:
         )
         return _Survivor(node, log, report)
 
-    def _planned(self, left: list[_Survivor]) -> RecoveryPlan | None:
+    def _planned(self, left: list[_Survivor]) -> planning.RecoveryPlan | None:
         """Choose a minority of the voters at random; return the plan, or None if it won't do."""
         world = self._world
         voters = world.ghost.ledger.voters
@@ -124,7 +119,7 @@ class Recovery:
         dead = [int(voter.key.node_id) for voter in voters if voter.key.node_id not in ids]
         reports = [one.report for one in survivors]
         try:
-            best = choose_survivor(reports, dead)
+            best = planning.choose_survivor(reports, dead)
         except RecoveryError as error:
             world.count(f"recoveries refused: {error.code}")
             return None
@@ -138,7 +133,7 @@ class Recovery:
         )
         if kept < len(committed):
             return None
-        circumstances = Circumstances(
+        circumstances = planning.Circumstances(
             namespace="",
             claimed_below=0,
             generation=2,
@@ -146,9 +141,9 @@ class Recovery:
             directory_id=f"disk-{best.node_id}-recovered",
             now_ms=0,
         )
-        return plan_recovery(best, reports, dead, circumstances)
+        return planning.plan_recovery(best, reports, dead, circumstances)
 
-    def _recover(self, plan: RecoveryPlan) -> None:
+    def _recover(self, plan: planning.RecoveryPlan) -> None:
         world = self._world
         world.count("majorities lost and recovered")
         survivor = world.nodes[plan.node_id]
@@ -177,7 +172,7 @@ class Recovery:
 
         world.timeline.later(self._rng.randrange(_RETURNS_WITHIN_MS), put_back)
 
-    def _adopt(self, log: GhostLog, plan: RecoveryPlan) -> None:
+    def _adopt(self, log: GhostLog, plan: planning.RecoveryPlan) -> None:
         """Take all that the survivor has for committed, and then the jump, as one more batch."""
         ledger = self._world.ghost.ledger
         for index in range(len(ledger.batches), len(log.batches)):

@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streammeta.controller.ids import ClusterId
-from streammeta.controller.quorum import messages
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import (
-    Append,
-    Effect,
-    Event,
-    PersistQuorumState,
-    Received,
-    Send,
-    StateDone,
-    WriteDone,
-)
 from streammeta.controller.quorum.roles import Candidate, Follower, Leader
 from streammeta.controller.quorum.voters import VoterSet
 from tests.sim.sim_time import violated
@@ -52,9 +42,9 @@ class Watch:
 
     # -- before a step
 
-    def before(self, core: QuorumCore, event: Event, now: int) -> None:
+    def before(self, core: QuorumCore, event: events.Event, now: int) -> None:
         """Look at what the core is about to be fed."""
-        if type(event) is not Received:
+        if type(event) is not events.Received:
             return
         message = event.message
         if isinstance(message.header, messages.RequestHeader):
@@ -85,26 +75,31 @@ class Watch:
 
     # -- after a step
 
-    def after(self, core: QuorumCore, event: Event, effects: Sequence[Effect], now: int) -> None:
+    def after(
+        self, core: QuorumCore, event: events.Event, effects: Sequence[events.Effect], now: int
+    ) -> None:
         if self._binds_nobody:
             self._binds_nobody = False
             for effect in effects:
-                if not isinstance(effect, Send):
+                if not isinstance(effect, events.Send):
                     violated(
                         "pre-votes and other clusters' messages change nothing",
                         f"{self._node.key}: {effect}",
                     )
         self._note_state(event, effects, now)
-        if isinstance(core.role, Leader) and not isinstance(event, Append):
+        if isinstance(core.role, Leader) and not isinstance(event, events.Append):
             self._check_hold(core, now)  # an append leaves what is due to the next event
 
-    def _note_state(self, event: Event, effects: Sequence[Effect], now: int) -> None:
-        if isinstance(event, WriteDone | StateDone) and event.token >= self._state_under_way:
+    def _note_state(self, event: events.Event, effects: Sequence[events.Effect], now: int) -> None:
+        if (
+            isinstance(event, events.WriteDone | events.StateDone)
+            and event.token >= self._state_under_way
+        ):
             if self._state_under_way:
                 self._heard_nobody_since = now  # no other event need have come meanwhile
             self._state_under_way = 0
         for effect in effects:
-            if isinstance(effect, PersistQuorumState):
+            if isinstance(effect, events.PersistQuorumState):
                 self._state_under_way = effect.token
 
     def check_role(self, core: QuorumCore) -> None:

@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from streammeta.controller.errors import LogOfBeforeError, NewerLogError
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, Levels
 from streammeta.controller.ids import NodeId
-from streammeta.controller.journal.errors import (
-    BadSnapshotError,
-    JournalDamagedError,
-    NewerVersionError,
-)
+from streammeta.controller.journal import errors
 from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
 from streammeta.controller.quorum.events import PeerConnectionLost, Received, RequestFailed
 from streammeta.controller.quorum.messages import Message, RequestHeader
@@ -206,16 +202,16 @@ class World:
             self.crash(node, power=node.disk.loses_power)
         except DiskFullError as error:
             violated("a full disk ends no process", f"{node.key}: {error!r}")
-        except (BadSnapshotError, JournalDamagedError) as error:
+        except (errors.BadSnapshotError, errors.JournalDamagedError) as error:
             if not node.disk.is_rotten():
                 violated("no false alarm", f"{node.key}: {error!r}")
             self.counts["damage found while running"] += 1
             self.crash(node, power=False)
-        except (NewerLogError, NewerVersionError) as error:
+        except (NewerLogError, errors.NewerVersionError) as error:
             if node.levels == SUPPORTED:
                 raise
             self.counts["older versions stopped by a level"] += 1
-            if isinstance(error, NewerVersionError):
+            if isinstance(error, errors.NewerVersionError):
                 node.levels = SUPPORTED
             self.crash(node, power=False)
         except LogOfBeforeError:
@@ -270,10 +266,10 @@ class World:
             self._failed_to_start(node, "starts cut short", power=node.disk.loses_power)
         except DiskFullError:
             self._failed_to_start(node, "starts refused by a full disk", power=False)
-        except NewerVersionError:
+        except errors.NewerVersionError:
             self._failed_to_start(node, "starts refused to an older version", power=False)
             node.levels = SUPPORTED
-        except JournalDamagedError as error:
+        except errors.JournalDamagedError as error:
             if not node.disk.is_rotten():
                 violated("no false alarm", f"{node.key}: {error}")
             self._failed_to_start(node, "starts refused by damage, disk replaced", power=False)

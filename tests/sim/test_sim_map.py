@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.metadata.tables.tables import Undo
-from streammeta.controller.metadata.tables.values import (
-    ObjectState,
-    RangeColumns,
-    SourceOperation,
-    column,
-)
 from streammeta.controller.records import record
 from streammeta.controller.records.codec import decode_records
 from tests.metadata.small_world import NODE, NOW, World, merge, stream_objects, upload
@@ -32,7 +27,7 @@ class Watched(World):
         self.write(upload(1, (0, 10, 20)))
         self.write(upload(2, (2, 0, 5), stream_objects=stream_objects((3, 1, 10, 20))))
         rows = stream_objects((4, 1, 20, 30))
-        self.write(upload(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=rows))
+        self.write(upload(-1, (0, 0, 1), ranges=v.RangeColumns(), stream_objects=rows))
 
     def replay(self, offset: int, payload: bytes) -> None:
         super().replay(offset, payload)
@@ -40,24 +35,24 @@ class Watched(World):
 
     def link(self) -> None:
         """Make object 5 a composite of 3 and 4, which hold stream 1 from 10 to 30."""
-        kept = {"attributes": 1, "operations": (SourceOperation.KEEP_DATA,) * 2}
+        kept = {"attributes": 1, "operations": (v.SourceOperation.KEEP_DATA,) * 2}
         request = merge(5, (3, 4), stream_id=1, start_offset=10, end_offset=30, **kept)
         assert self.write(request).error == 0
 
 
 def destroyed(*object_ids: int) -> record.ObjectsDestroyed:
-    return record.ObjectsDestroyed(object_id=column(object_ids), marked_at_ms=NOW)
+    return record.ObjectsDestroyed(object_id=v.column(object_ids), marked_at_ms=NOW)
 
 
 def result(object_id: int, stream_id: int, start: int, end: int) -> record.StreamObjectsCommitted:
     return record.StreamObjectsCommitted(
         committed_at_ms=NOW,
-        object_id=column([object_id]),
-        object_size=column([1]),
-        attributes=column([0]),
-        stream_id=column([stream_id]),
-        start_offset=column([start]),
-        end_offset=column([end]),
+        object_id=v.column([object_id]),
+        object_size=v.column([1]),
+        attributes=v.column([0]),
+        stream_id=v.column([stream_id]),
+        start_offset=v.column([start]),
+        end_offset=v.column([end]),
     )
 
 
@@ -67,12 +62,12 @@ def test_compactions_of_all_kinds_are_let_through_and_counted() -> None:
     compacted = upload(
         6,
         *((0, 0, 7), (0, 12, 20), (1, 0, 10)),
-        compacted_object_ids=column([0, 1]),
+        compacted_object_ids=v.column([0, 1]),
         stream_objects=stream_objects((7, 0, 7, 12)),
     )
     assert world.write(compacted).error == 0
     world.write(requests.TrimStreams(node=NODE, streams=(requests.StreamToTrim(1, 1, 25),)))
-    deep = {"stream_id": 1, "operations": (SourceOperation.DEEP_DELETE,)}
+    deep = {"stream_id": 1, "operations": (v.SourceOperation.DEEP_DELETE,)}
     assert world.write(merge(8, (5,), start_offset=25, end_offset=30, **deep)).error == 0
     assert world.watch.counts == {
         "set objects compacted": 1,
@@ -89,7 +84,7 @@ def test_an_upload_for_a_stream_that_is_gone_is_no_compaction() -> None:
     world.write(requests.DeleteStreams(node=NODE, streams=(requests.StreamToDelete(3, 1),)))
     late = stream_objects((7, 3, 0, 5))
     assert world.write(upload(6, (2, 5, 9), stream_objects=late)).error == 0
-    assert world.state(7) is ObjectState.MARK_DESTROYED
+    assert world.state(7) is v.ObjectState.MARK_DESTROYED
     assert not world.watch.counts
 
 
@@ -144,13 +139,13 @@ def test_starts_and_ends_only_grow() -> None:
                 node_id=0,
                 committed_at_ms=NOW,
                 data_time_ms=NOW,
-                object_id=column([6]),
-                order_id=column([6]),
-                object_size=column([1]),
-                attributes=column([0]),
-                range_count=column([1]),
+                object_id=v.column([6]),
+                order_id=v.column([6]),
+                object_size=v.column([1]),
+                attributes=v.column([0]),
+                range_count=v.column([1]),
                 ranges=record.StreamSetObjectRanges(
-                    stream_id=column([3]), start_offset=column([0]), end_offset=column([1])
+                    stream_id=v.column([3]), start_offset=v.column([0]), end_offset=v.column([1])
                 ),
             )
         )

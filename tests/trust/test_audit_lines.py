@@ -6,17 +6,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from streammeta.controller.trust.audit.lines import (
-    DENIALS_A_MINUTE,
-    GENESIS,
-    AuditLine,
-    Chain,
-    DenialLimit,
-    Sum,
-    Sums,
-    Verdict,
-    line_hash,
-)
+from streammeta.controller.trust.audit import lines
 from streammeta.controller.trust.audit.rules import (
     LISTED_MAX,
     listed,
@@ -41,7 +31,7 @@ DESCRIPTORS = {
 
 
 def test_a_line_has_the_members_that_say_something() -> None:
-    said = json.loads(Chain().link(line(1)))
+    said = json.loads(lines.Chain().link(line(1)))
     assert said == {
         "v": 1,
         "seq": 1,
@@ -56,27 +46,27 @@ def test_a_line_has_the_members_that_say_something() -> None:
         "target": {"node": 1001},
         "verdict": "OK",
         "offset": 101,
-        "prev": GENESIS,
+        "prev": lines.GENESIS,
     }
 
 
 def test_each_line_names_the_hash_of_the_one_before() -> None:
     first, second = chained(2)
-    assert json.loads(second)["prev"] == line_hash(first.rstrip(b"\n"))
+    assert json.loads(second)["prev"] == lines.line_hash(first.rstrip(b"\n"))
     assert json.loads(second)["seq"] == 2
 
 
 def test_a_text_of_a_caller_can_neither_end_a_line_nor_fill_it() -> None:
-    forged = AuditLine(
+    forged = lines.AuditLine(
         ts_ms=0,
         node=1,
         epoch=1,
         leader=True,
         call="x",
-        verdict=Verdict.OK,
+        verdict=lines.Verdict.OK,
         request_id='a"}\n{"v":1}\x1b[2J\u202e' + "x" * 1_000,
     )
-    written = Chain().link(forged)
+    written = lines.Chain().link(forged)
     assert written.count(b"\n") == 1
     assert written.isascii()
     assert b"\x1b" not in written
@@ -84,25 +74,25 @@ def test_a_text_of_a_caller_can_neither_end_a_line_nor_fill_it() -> None:
 
 
 def test_lost_lines_are_counted_by_the_next() -> None:
-    assert json.loads(Chain().link(line(1), dropped=3))["dropped"] == 3
+    assert json.loads(lines.Chain().link(line(1), dropped=3))["dropped"] == 3
 
 
 def test_sums_count_by_principal_and_call_and_begin_anew() -> None:
-    sums = Sums()
+    sums = lines.Sums()
     sums.add("broker/1", "Commit", rows=10, offset=7)
     sums.add("broker/1", "Commit", rows=5, refusals=1, offset=6)
     sums.add("broker/2", "Commit")
     assert list(sums.drain(60_000)) == [
-        ("broker/1", "Commit", Sum(2, 15, 1, 60_000), 7),
-        ("broker/2", "Commit", Sum(1, 0, 0, 60_000), None),
+        ("broker/1", "Commit", lines.Sum(2, 15, 1, 60_000), 7),
+        ("broker/2", "Commit", lines.Sum(1, 0, 0, 60_000), None),
     ]
     assert list(sums.drain(0)) == []
 
 
 def test_denials_of_one_kind_have_a_number_of_lines_a_minute() -> None:
-    limit = DenialLimit()
-    seen = [limit.has_room("broker/1", "Vote", "ROLE") for _ in range(DENIALS_A_MINUTE + 5)]
-    assert seen == [True] * DENIALS_A_MINUTE + [False] * 5
+    limit = lines.DenialLimit()
+    seen = [limit.has_room("broker/1", "Vote", "ROLE") for _ in range(lines.DENIALS_A_MINUTE + 5)]
+    assert seen == [True] * lines.DENIALS_A_MINUTE + [False] * 5
     assert limit.has_room("broker/2", "Vote", "ROLE")
     limit.begin_minute()
     assert limit.has_room("broker/1", "Vote", "ROLE")

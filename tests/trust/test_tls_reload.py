@@ -26,7 +26,7 @@ from streammeta.tls.server_certificates import ServerCertificates
 from tests.kit.certificates import Authority
 from tests.kit.waiting import until
 from tests.trust.replaced_files import WAYS, Placed
-from tests.trust.test_tls_settings import config
+from tests.trust.test_settings import config
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import structlog
 from streammeta.controller.rpc.calls.error_mapping import classify
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.trust import authenticator as authenticator_module
+from streammeta.controller.trust import refusals
 from streammeta.controller.trust.audit.auditor import Auditor, LeadershipState
 from streammeta.controller.trust.authenticator import (
     ANONYMOUS,
@@ -25,12 +26,6 @@ from streammeta.controller.trust.authenticator import (
     current_caller,
 )
 from streammeta.controller.trust.policy import TOKEN_ROLES, parse_policy
-from streammeta.controller.trust.refusals import (
-    BadTokenError,
-    NoIdentityError,
-    RoleLacksCallError,
-    UnknownKeyError,
-)
 from streammeta.controller.trust.tokens import LEEWAY_S
 from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2
@@ -110,7 +105,7 @@ def test_no_token_makes_a_broker_or_a_controller() -> None:
         if set(letters) & set("rxkamu"):
             assert let_in(authenticator, context, method).held_to is None
         else:
-            with pytest.raises(RoleLacksCallError):
+            with pytest.raises(refusals.RoleLacksCallError):
                 let_in(authenticator, context, method)
 
 
@@ -124,10 +119,10 @@ def test_a_policy_says_which_claim_names_the_caller_and_may_deny_it() -> None:
         ("nick", "its claim 'nick' must be a text that names a caller"),
         ("missing", "its claim 'missing' must be a text"),
     ):
-        with pytest.raises(BadTokenError, match=why):
+        with pytest.raises(refusals.BadTokenError, match=why):
             let_in(door_of(issuer, f'[tokens]\nname_claim = "{claim}"'), context)
     denied = f'{text}[deny]\nprincipals = ["user/alice@example.org"]'
-    with pytest.raises(BadTokenError, match=r"user/alice@example\.org"):
+    with pytest.raises(refusals.BadTokenError, match=r"user/alice@example\.org"):
         let_in(door_of(issuer, denied), context)
 
 
@@ -146,7 +141,7 @@ def test_without_a_good_token_there_is_no_way_in_to_anything(
 ) -> None:
     authenticator = door_of(Issuer())
     for method, _ in methods():
-        with pytest.raises(BadTokenError, match=why) as refused:
+        with pytest.raises(refusals.BadTokenError, match=why) as refused:
             let_in(authenticator, context, method)
     code, reason, metadata = classify(refused.value)
     assert (code.name, reason) == ("UNAUTHENTICATED", "NO_IDENTITY")
@@ -162,14 +157,14 @@ def test_a_certificate_counts_and_a_token_beside_it_does_not() -> None:
     assert caller.principal == reader
     assert caller.roles == {Role.READER}
     eve = ShownContext(shown(Principal("other", Role.ADMIN, "eve")).proven, token.metadata)
-    with pytest.raises(NoIdentityError, match="cluster"):
+    with pytest.raises(refusals.NoIdentityError, match="cluster"):
         let_in(door_of(issuer), eve)
     plain = ShownContext(PLAIN_TEXT.proven, token.metadata)
     assert let_in(door_of(issuer), plain).principal is None
 
 
 def test_a_door_that_knows_no_issuer_takes_no_token() -> None:
-    with pytest.raises(NoIdentityError):
+    with pytest.raises(refusals.NoIdentityError):
         let_in(Authenticator(CLUSTER), bearing(Issuer().token()))
 
 
@@ -177,7 +172,7 @@ def test_tokens_with_other_claims_are_other_callers() -> None:
     issuer = Issuer()
     authenticator = door_of(issuer)
     assert let_in(authenticator, bearing(issuer.token(groups=["storage-admins"])), GET_KVS)
-    with pytest.raises(RoleLacksCallError, match=r"user/alice.*KVService/GetKVs"):
+    with pytest.raises(refusals.RoleLacksCallError, match=r"user/alice.*KVService/GetKVs"):
         let_in(authenticator, bearing(issuer.token()), GET_KVS)
 
 
@@ -204,7 +199,7 @@ async def test_a_call_by_a_new_key_waits_until_the_key_is_known() -> None:
     authenticator = door_of(issuer)
     issuer.add("k2")
     token = issuer.token(key_id="k2", groups=["storage-admins"])
-    with pytest.raises(UnknownKeyError):
+    with pytest.raises(refusals.UnknownKeyError):
         let_in(authenticator, bearing(token))
     assert await entered(authenticator)(b"answer", context_of(token)) == b"answer"
 
@@ -352,7 +347,7 @@ def test_uris_of_others_are_passed_over() -> None:
 def test_no_identity_of_this_cluster_is_no_way_in(context: ShownContext, why: str) -> None:
     authenticator = Authenticator(CLUSTER)
     for _ in range(2):
-        with pytest.raises(NoIdentityError, match=why) as refused:
+        with pytest.raises(refusals.NoIdentityError, match=why) as refused:
             authenticator.authenticate(GET_KVS, context)
     code, reason, metadata = classify(refused.value)
     assert (code, reason, metadata) == (grpc.StatusCode.UNAUTHENTICATED, "NO_IDENTITY", {})
@@ -369,7 +364,7 @@ def test_whoever_comes_in_plain_text_is_let_in_and_held_to_nothing() -> None:
 
 
 def test_a_refused_role_hears_who_may() -> None:
-    with pytest.raises(RoleLacksCallError) as refused:
+    with pytest.raises(refusals.RoleLacksCallError) as refused:
         Authenticator(CLUSTER).authenticate(GET_KVS, shown(MONITOR))
     code, reason, metadata = classify(refused.value)
     assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_LACKS_CALL")
@@ -427,7 +422,7 @@ def test_a_caller_that_was_let_in_is_judged_again_by_another_policy() -> None:
     authenticator.use_policy(
         parse_policy('[deny]\nprincipals = ["monitor/prometheus"]', CLUSTER, "p")
     )
-    with pytest.raises(NoIdentityError, match="denied"):
+    with pytest.raises(refusals.NoIdentityError, match="denied"):
         authenticator.authenticate(HEALTH, context)
     authenticator.use_policy(parse_policy("", CLUSTER, "p"))
     assert authenticator.authenticate(HEALTH, context).principal == MONITOR
@@ -444,7 +439,7 @@ def test_what_is_known_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_known_of_a_caller_is_of_its_method_and_its_certificate() -> None:
     authenticator = Authenticator(CLUSTER)
     assert authenticator.authenticate(HEALTH, shown(MONITOR)).principal == MONITOR
-    with pytest.raises(RoleLacksCallError):
+    with pytest.raises(refusals.RoleLacksCallError):
         authenticator.authenticate("streammeta.v1.KVService.PutKVs", shown(MONITOR))
     assert authenticator.authenticate(HEALTH, shown(BROKER)).principal == BROKER
 
@@ -453,5 +448,5 @@ def test_part_of_a_call_may_need_another_role() -> None:
     admins = frozenset((Role.ADMIN,))
     ANONYMOUS.require_any(admins, "all of it")
     Caller(MONITOR, frozenset((Role.MONITOR, Role.ADMIN))).require_any(admins, "all of it")
-    with pytest.raises(RoleLacksCallError):
+    with pytest.raises(refusals.RoleLacksCallError):
         Caller(MONITOR, frozenset((Role.MONITOR,))).require_any(admins, "all of it")

@@ -16,17 +16,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from structlog.testing import capture_logs
 
-from streammeta.controller.trust import issuer_keys
+from streammeta.controller.trust import issuer_keys, tokens
 from streammeta.controller.trust.issuer_keys import IssuerKeys, KeysAddress, KeysFile
 from streammeta.controller.trust.refusals import BadTokenError, UnknownKeyError
-from streammeta.controller.trust.tokens import (
-    LEEWAY_S,
-    TOKEN_BYTES_MAX,
-    IssuerKey,
-    KeysError,
-    TokenVerifier,
-    parse_keys,
-)
 from tests.trust.token_issuer import (
     ALGORITHMS,
     AUDIENCE,
@@ -79,14 +71,14 @@ def bad_tokens(issuer: Issuer) -> dict[str, tuple[str, str]]:
     head, body, signature = good.split(".")
     other = Issuer()
     return {
-        "expired": (issuer.token(lasts_s=-LEEWAY_S - 1), "it has expired"),
+        "expired": (issuer.token(lasts_s=-tokens.LEEWAY_S - 1), "it has expired"),
         "no end": (issuer.token(exp=None), "must have the claims exp, iss and aud"),
         "an end that is no number": (issuer.token(exp="soon"), "it is not a token"),
         "an end without end": (issuer.token(exp=float("inf")), "it is not a token"),
         "an end beyond numbers": (issuer.token(exp=10**400), "it is not a token"),
         "an issuer that is a number": (issuer.token(iss=7), "of another issuer"),
         "a name that is a number": (issuer.token(sub=7), "it is not a token"),
-        "not yet valid": (issuer.token(nbf=now + LEEWAY_S + 60), "is not valid yet"),
+        "not yet valid": (issuer.token(nbf=now + tokens.LEEWAY_S + 60), "is not valid yet"),
         "issued tomorrow": (issuer.token(iat=now + 86_400), "is not valid yet"),
         "another audience": (issuer.token(aud="other"), "for another audience"),
         "other audiences": (issuer.token(aud=["other", "third"]), "for another audience"),
@@ -123,7 +115,7 @@ def bad_tokens(issuer: Issuer) -> dict[str, tuple[str, str]]:
         "not ascii": ("tök.en.x", "it is not a token"),
         "no base64": ("%.%.%", "it is not a token"),
         "deep": (f"{encoded(b'[' * 4000)}.{body}.{signature}", "it is not a token"),
-        "huge": ("x" * (TOKEN_BYTES_MAX + 1), f"bytes; may have {TOKEN_BYTES_MAX}"),
+        "huge": ("x" * (tokens.TOKEN_BYTES_MAX + 1), f"bytes; may have {tokens.TOKEN_BYTES_MAX}"),
     }
 
 
@@ -168,7 +160,7 @@ def test_a_token_that_was_changed_anywhere_is_refused(seed: int) -> None:
         assert changed in good or is_refused(verifier, changed), what
 
 
-def is_refused(verifier: TokenVerifier, token: str) -> bool:
+def is_refused(verifier: tokens.TokenVerifier, token: str) -> bool:
     try:
         verifier.verified(token)
     except BadTokenError:
@@ -179,8 +171,8 @@ def is_refused(verifier: TokenVerifier, token: str) -> bool:
 def test_clocks_may_differ_a_little() -> None:
     issuer = Issuer()
     verifier = issuer.verifier()
-    assert verifier.verified(issuer.token(lasts_s=5 - LEEWAY_S))
-    assert verifier.verified(issuer.token(nbf=time.time() + LEEWAY_S - 5))
+    assert verifier.verified(issuer.token(lasts_s=5 - tokens.LEEWAY_S))
+    assert verifier.verified(issuer.token(nbf=time.time() + tokens.LEEWAY_S - 5))
 
 
 def test_a_verified_token_is_good_until_its_end_and_no_longer() -> None:
@@ -189,7 +181,7 @@ def test_a_verified_token_is_good_until_its_end_and_no_longer() -> None:
     verifier = issuer.verifier(lambda: now)
     token = issuer.token(lasts_s=100)
     assert verifier.verified(token)
-    now += 100 + LEEWAY_S - 2
+    now += 100 + tokens.LEEWAY_S - 2
     assert verifier.verified(token)
     now += 3
     with pytest.raises(BadTokenError, match="expired"):
@@ -233,7 +225,7 @@ def test_tokens_of_a_removed_key_are_good_no_more_and_those_of_a_new_one_are() -
 def test_many_tokens_take_no_more_than_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streammeta.controller.trust.tokens._KNOWN_MAX", 3)
     issuer = Issuer()
-    verifier: TokenVerifier = issuer.verifier()
+    verifier: tokens.TokenVerifier = issuer.verifier()
     for number in range(10):
         verifier.verified(issuer.token(f"user-{number}"))
         assert len(verifier._known) <= 3
@@ -264,7 +256,7 @@ def test_keys_that_sign_no_tokens_are_passed_over() -> None:
         {"kid": "private", **private},
         {"kid": "empty"},
     ]
-    found = parse_keys(json.dumps({"keys": keys}).encode(), "jwks.json")
+    found = tokens.parse_keys(json.dumps({"keys": keys}).encode(), "jwks.json")
     assert {key_id: list(key.algorithms) for key_id, key in found.items()} == {
         "good": ["ES256"],
         "for signatures": ["ES256"],
@@ -286,8 +278,8 @@ def test_keys_that_sign_no_tokens_are_passed_over() -> None:
     ids=["empty", "list", "number", "numbers", "bytes", "deep", "none", "twice"],
 )
 def test_what_is_wrong_with_a_set_of_keys_is_told(text: bytes, why: str) -> None:
-    with pytest.raises(KeysError, match=why):
-        parse_keys(text, "jwks.json")
+    with pytest.raises(tokens.KeysError, match=why):
+        tokens.parse_keys(text, "jwks.json")
 
 
 DISCOVERY = "/.well-known/openid-configuration"
@@ -311,7 +303,7 @@ class Taken:
     def __init__(self) -> None:
         self.ids: list[list[str]] = []
 
-    def __call__(self, keys: Mapping[str, IssuerKey]) -> None:
+    def __call__(self, keys: Mapping[str, tokens.IssuerKey]) -> None:
         self.ids.append(sorted(keys))
 
 
@@ -350,7 +342,7 @@ def test_what_an_issuer_may_not_say_is_refused(
     publisher: Publisher, said: dict[str, Any], why: str
 ) -> None:
     discoverable(publisher, Issuer(), **said)
-    with pytest.raises(KeysError, match=why):
+    with pytest.raises(tokens.KeysError, match=why):
         KeysAddress(publisher.address).read()
     assert publisher.asked == [DISCOVERY]
 
@@ -372,7 +364,7 @@ def test_answers_that_are_none_are_told(
 ) -> None:
     publisher.answers[DISCOVERY] = answer
     publisher.headers["location"] = f"{publisher.address}/elsewhere"
-    with pytest.raises(KeysError, match=why):
+    with pytest.raises(tokens.KeysError, match=why):
         KeysAddress(publisher.address).read()
     assert publisher.asked == [DISCOVERY], "nothing is followed"
 
@@ -384,7 +376,7 @@ def test_an_issuer_that_answers_slowly_is_left(
     publisher.answers["/jwks"] = (200, Issuer().jwks)
     for pause_s, why in ((0.02, "answers too slowly"), (1.0, "can't be fetched: timed out")):
         publisher.pause_s = pause_s
-        with pytest.raises(KeysError, match=why):
+        with pytest.raises(tokens.KeysError, match=why):
             KeysAddress("x", f"{publisher.address}/jwks").read()
 
 
@@ -449,7 +441,7 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path) -> N
     changed = asyncio.Event()
     taken = Taken()
 
-    def take(keys: Mapping[str, IssuerKey]) -> None:
+    def take(keys: Mapping[str, tokens.IssuerKey]) -> None:
         taken(keys)
         changed.set()
 
@@ -469,7 +461,7 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path) -> N
 async def test_keys_are_read_at_once_when_that_is_asked_for(tmp_path: Path) -> None:
     issuer, file = Issuer(), tmp_path / "jwks.json"
     file.write_bytes(issuer.jwks)
-    read = asyncio.Queue[Mapping[str, IssuerKey]]()
+    read = asyncio.Queue[Mapping[str, tokens.IssuerKey]]()
     keys = IssuerKeys(KeysFile(file, interval_s=3600), read.put_nowait)
     running = asyncio.create_task(keys.run())
     assert set(await asyncio.wait_for(read.get(), 60)) == {"k1"}
@@ -481,5 +473,5 @@ async def test_keys_are_read_at_once_when_that_is_asked_for(tmp_path: Path) -> N
 
 
 def test_a_file_of_keys_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(KeysError, match=r"jwks.json"):
+    with pytest.raises(tokens.KeysError, match=r"jwks.json"):
         KeysFile(tmp_path / "jwks.json", 5).read()
