@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.benchmarks import backup_restore
 from scripts.benchmarks.backup_restore import ADOPTIONS, RANGES, RECORDS, RESTORES
-from scripts.benchmarks.broker_load import load_at_rate
+from scripts.benchmarks.brokers import load_at_rate
 from scripts.benchmarks.cluster import PATIENT, VOTERS, find_leader, http_options, running_cluster
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target, medians, percentile
 from scripts.benchmarks.options import option, seconds

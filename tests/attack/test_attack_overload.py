@@ -18,7 +18,7 @@ import grpc
 import psutil
 import pytest
 
-from scripts.benchmarks.overload_load import Load, connected
+from scripts.benchmarks.overload import Load, connected
 from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.controller.rpc.watch.service import WATCHERS_MAX
