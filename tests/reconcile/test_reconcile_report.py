@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plans.plan_folder import PlanResult, write_plan_file
-from streammeta.reconcile.plans.plan_history import earlier_plans
+from streammeta.reconcile.plans.plan_folder import PlanResult, earlier_plans, write_plan_file
 from streammeta.reconcile.reports import figures as report_figures
 from streammeta.reconcile.reports.figures import AGES, Figures, figures_of
 from streammeta.reconcile.reports.page import report_page

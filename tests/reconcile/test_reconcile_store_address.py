@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streammeta.reconcile.apply import ApplyConfig
 from streammeta.reconcile.cluster.identity import open_store, place_of
 from streammeta.reconcile.listing.key_owners import owner_of
 from streammeta.reconcile.listing.shards import list_shard, shards_of
+from streammeta.reconcile.plan import PlanConfig
 from streammeta.reconcile.vocabulary.errors import ConfigurationError
 from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.errors import BucketNotFoundError
@@ -45,6 +47,12 @@ def test_a_bad_store_uri_is_explained_without_its_secret() -> None:
     with pytest.raises(ConfigurationError, match="store") as raised:
         open_store("ftp://b?secretKey=SK")
     assert "SK" not in str(raised.value)
+
+
+def test_configurations_show_no_secret(tmp_path: Path) -> None:
+    address = "s3://b?accessKey=AK&secretKey=SK"
+    planned = PlanConfig(store=address, connect=("h:1",), folder=tmp_path, inventory=address)
+    assert "SK" not in f"{planned!r} {ApplyConfig(folder=tmp_path, store=address)!r}"
 
 
 def test_a_missing_bucket_is_named() -> None:

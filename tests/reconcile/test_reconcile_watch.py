@@ -27,13 +27,13 @@ from streammeta.reconcile.plans.plan_folder import read_plan_file
 from streammeta.reconcile.vocabulary.errors import ConfigurationError
 from streammeta.reconcile.watch import (
     LOCK_FILE,
+    METRICS,
     STATUS_FILE,
     Round,
     RoundOutcome,
     WatchConfig,
     watch,
 )
-from streammeta.reconcile.watch_metrics import METRICS
 from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own

@@ -63,7 +63,7 @@ class ApplyConfig:
     """
 
     folder: Path
-    store: str | None = None
+    store: str | None = field(default=None, repr=False)  # it may contain a secret key
     connect: tuple[str, ...] | None = None
     delete: bool = False
     quarantine: bool = False

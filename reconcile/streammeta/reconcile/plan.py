@@ -35,7 +35,7 @@ from streammeta.reconcile.findings.losses import confirm_losses
 from streammeta.reconcile.listing.inventory import Inventory, read_inventory
 from streammeta.reconcile.listing.shards import shards_of, shards_of_content, write_uploads
 from streammeta.reconcile.metadata.export import MetadataExport, export_metadata
-from streammeta.reconcile.plans import plan_folder, plan_history
+from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
 from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, Figures, figures_of
 from streammeta.reconcile.reports.page import report_page
@@ -85,7 +85,7 @@ class PlanConfig:
       at `inventory_taken_ms`.
     """
 
-    store: str
+    store: str = field(repr=False)  # it may contain a secret key
     connect: tuple[str, ...]
     folder: Path
     grace_ms: int = 3_600_000
@@ -102,7 +102,7 @@ class PlanConfig:
     spark: SparkConfig = field(default_factory=SparkConfig)
     deep_share: float = 0.0
     versions: bool = False
-    inventory: str | None = None
+    inventory: str | None = field(default=None, repr=False)
     inventory_taken_ms: int | None = None
 
 
@@ -452,7 +452,7 @@ def _write(draft: Path, folder: Path, result: PlanResult) -> None:
         verdicts = tables.read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
         figures = figures_of(verdicts, result.listing_started_ms)
     path = draft / plan_folder.REPORT_FILE
-    page = report_page(result, figures, plan_history.earlier_plans(folder, result))
+    page = report_page(result, figures, plan_folder.earlier_plans(folder, result))
     path.write_text(page, encoding="utf-8")
     # Last, because a folder with this file counts as complete.
     plan_folder.write_plan_file(draft, result)

@@ -71,13 +71,13 @@ def apply_report(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
         problem=shorten_text("; ".join(filter(None, (*problems, done.warning)))),
         succeeded=done.complete,
         keys=sum(tally.keys for tally in done.outcomes.values()) + done.left,
-        deleted=sum(done.outcomes.get(outcome, Tally(0, 0)).keys for outcome in _REMOVED),
+        deleted=sum(done.outcomes.get(outcome, Tally()).keys for outcome in _REMOVED),
     )
 
 
 def round_report(last: Round) -> Run:
     """Return the report of a round of `reconcile watch`."""
-    orphans = last.verdicts.get(Verdict.ORPHAN, Tally(0, 0)) if last.is_compared else None
+    orphans = last.verdicts.get(Verdict.ORPHAN, Tally()) if last.is_compared else None
     return Run(
         started_ms=last.started_ms,
         ended_ms=last.ended_ms,
@@ -89,7 +89,7 @@ def round_report(last: Round) -> Run:
         keys=sum(tally.keys for tally in last.verdicts.values()) if last.plan else None,
         orphans=None if orphans is None else orphans.keys,
         orphan_bytes=None if orphans is None else orphans.size,
-        deleted=sum(last.outcomes.get(outcome, Tally(0, 0)).keys for outcome in _REMOVED),
+        deleted=sum(last.outcomes.get(outcome, Tally()).keys for outcome in _REMOVED),
         missing=last.lost if last.is_compared else None,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -85,8 +85,7 @@ def undo(
     uri = store_uri or plan.store
     plan_folder.check_store(uri, plan)
     namespace, run = plan.identity.namespace, lease.new_run("undo")
-    counts: Counter[Restored] = Counter()
-    sizes: Counter[Restored] = Counter()
+    outcomes: defaultdict[Restored, Tally] = defaultdict(Tally)
     problems: dict[str, None] = {}
     left = 0
 
@@ -98,20 +97,20 @@ def undo(
             while batch := list(itertools.islice(found, _BATCH)):
                 if is_ending():
                     # An upper bound: some candidates may not be in quarantine.
-                    left = len(candidates) - counts.total()
+                    left = len(candidates) - sum(tally.keys for tally in outcomes.values())
                     break
                 # Per batch: after a lost lease another run may delete the objects that undo
                 # restores.
                 lease.check_held(store, namespace, run)
                 for restored in _restore_batch(store, namespace, batch):
-                    counts[restored.outcome] += 1
-                    sizes[restored.outcome] += restored.size
+                    outcomes[restored.outcome] += Tally(1, restored.size)
                     if restored.detail and len(problems) < _PROBLEMS:
                         problems[restored.detail] = None
-                progress(f"restored {counts[Restored.RESTORED]} objects")
+                progress(f"restored {outcomes[Restored.RESTORED].keys} objects")
 
-    outcomes = {outcome: Tally(counts[outcome], sizes[outcome]) for outcome in counts}
-    return UndoResult(outcomes, tuple(problems), left)
+    return UndoResult(
+        {outcome: tally for outcome, tally in outcomes.items() if tally.keys}, tuple(problems), left
+    )
 
 
 def _candidates(folder: Path) -> set[str]:

@@ -6,7 +6,7 @@ The order is sent to the executors, so it contains no open files or connections.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streammeta.reconcile.cluster.identity import ClusterIdentity
 from streammeta.storage import errors
@@ -54,7 +54,7 @@ class DeletionOrder:
     deletion. With `tag`, it is tagged and not deleted.
     """
 
-    store: str
+    store: str = field(repr=False)  # it may contain a secret key
     connect: tuple[str, ...]
     patience_s: float
     identity: ClusterIdentity

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -119,15 +120,14 @@ class _Counts:
     """Keys and bytes by the number of their verdict."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tables.Tally] = {}
+        self._found: defaultdict[int, tables.Tally] = defaultdict(tables.Tally)
 
     def add(self, numbers: _Numbers, sizes: verdicts.Int64Column) -> None:
         """Count rows. The verdict number 0 stands for no verdict."""
         for number, count in _present(numbers):
             # Usually one verdict covers the whole batch.
             chosen = sizes if count == len(numbers) else sizes[numbers == number]
-            before = self._found.get(number, tables.Tally(0, 0))
-            self._found[number] = tables.Tally(before.keys + count, before.size + int(chosen.sum()))
+            self._found[number] += tables.Tally(count, int(chosen.sum()))
 
     def tallies(self) -> dict[verdicts.Verdict, tables.Tally]:
         """Return the tally of each verdict."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,13 @@ from streammeta.reconcile.deletion.run_signals import relayed
 from streammeta.reconcile.deletion.tasks import carry_out
 from streammeta.reconcile.engines import engine, task_tracing
 from streammeta.reconcile.engines.spark_session import SparkConfig, job_errors, spark_session
-from streammeta.reconcile.engines.verdict_columns import judged_table
 from streammeta.reconcile.listing.inventory import Inventory
 from streammeta.reconcile.listing.inventory_rows import inventory_rows
 from streammeta.reconcile.listing.repeated_keys import OF_VERSIONS, PRECEDENCE
 from streammeta.reconcile.listing.shards import Shard
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.vocabulary import attempts, tables
+from streammeta.reconcile.vocabulary import attempts, tables, verdicts
+from streammeta.reconcile.vocabulary.tables import VERDICT_COLUMNS, arrow_schema
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 
 if TYPE_CHECKING:
@@ -204,3 +205,44 @@ def _this_attempt() -> attempts.Attempt:
     if context is None:
         return attempts.ONLY_ATTEMPT
     return attempts.Attempt(context.partitionId(), context.taskAttemptId())
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def judged_table(joined: DataFrame, rules: verdicts.Rules, namespace: str) -> DataFrame:
+    """Return the rows of the report, without rows that need no report."""
+    from pyspark.sql import functions as sql
+
+    key = sql.coalesce("key", _key_of("object_id", namespace)).alias("key")
+    made = {"key": key, "verdict": _verdict(rules).alias("verdict")}
+    columns = (made.get(name, sql.col(name)) for name in arrow_schema(VERDICT_COLUMNS).names)
+    return joined.select(*columns).where(sql.col("verdict") != "")
+
+
+def _verdict(rules: verdicts.Rules) -> Column:
+    """The first verdict of the ladder whose condition holds."""
+    from pyspark.sql import functions as sql
+
+    def column(name: str) -> Column:
+        return sql.coalesce(sql.col(name), sql.lit(verdicts.ABSENT))
+
+    rows = verdicts.JoinedColumns(
+        **{name: column(name) for name in verdicts.JoinedColumns.__dataclass_fields__}
+    )
+    return reduce(
+        lambda below, rule: sql.when(rule[0], sql.lit(str(rule[1]))).otherwise(below),
+        reversed(verdicts.ladder(rows, rules)),
+        sql.lit(str(verdicts.OTHERWISE)),
+    )
+
+
+def _key_of(object_id: str, namespace: str) -> Column:
+    """Return the key of an object, like `key_for`."""
+    from pyspark.sql import functions as sql
+
+    digits = sql.lower(sql.hex(sql.col(object_id)))
+    zeros = sql.repeat(sql.lit("0"), sql.lit(8) - sql.length(digits))
+    prefix = sql.concat(sql.reverse(digits), zeros)
+    return sql.concat_ws("/", prefix, sql.lit(namespace), sql.col(object_id).cast("string"))

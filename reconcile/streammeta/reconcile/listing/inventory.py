@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -57,7 +57,7 @@ class Inventory:
     files, in order and normalized by `column_name`. Other files contain their column names.
     """
 
-    address: str
+    address: str = field(repr=False)  # it may contain a secret key
     bucket: str
     started_ms: int
     format: str

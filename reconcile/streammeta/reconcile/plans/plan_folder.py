@@ -23,7 +23,7 @@ import json
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ class PlanResult:
     @property
     def candidates(self) -> Tally:
         """Keys that apply may delete."""
-        return self.classes.get(Verdict.ORPHAN, Tally(0, 0))
+        return self.classes.get(Verdict.ORPHAN, Tally())
 
     @property
     def lost(self) -> int:
@@ -326,3 +326,37 @@ def check_identity(found: ClusterIdentity, plan: PlanResult, connect: tuple[str,
             f"plan is for {plan.identity.describe()}, but {', '.join(connect)} is"
             f" {found.describe()}. Apply it with --connect of its cluster"
         )
+
+
+PLANS_SHOWN = 30
+# A folder of `watch` may contain years of rounds.
+_FOLDERS_READ = 300
+
+
+def earlier_plans(folder: Path, plan: PlanResult) -> tuple[PlanResult, ...]:
+    """Return the last plans before `plan`, oldest first. `folder` is the folder of `plan`.
+
+    Of very many folders, only the most recently written plans are read.
+    """
+    files = [(_written_at(path), path) for path in folder.absolute().parent.glob(f"*/{PLAN_FILE}")]
+    found: list[PlanResult] = []
+    for _, path in sorted(files, reverse=True)[:_FOLDERS_READ]:
+        # A draft, a damaged plan or one of another version only shortens the history.
+        with suppress(PlanError):
+            found.append(read_plan_file(path.parent))
+    # A parent folder may contain plans of several clusters.
+    same = [
+        earlier
+        for earlier in found
+        if (earlier.identity, earlier.place) == (plan.identity, plan.place)
+        and earlier.listing_started_ms < plan.listing_started_ms
+        and earlier.next_object_id is not None
+    ]
+    return tuple(sorted(same, key=lambda earlier: earlier.listing_started_ms)[-PLANS_SHOWN:])
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # deleted meanwhile
+        return 0.0

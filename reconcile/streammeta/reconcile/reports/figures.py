@@ -5,6 +5,7 @@ Memory is bounded, because only the largest prefixes are kept.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,10 +71,10 @@ class Figures:
 class _Sums:
     """Sums under construction."""
 
-    ages: list[Tally] = field(default_factory=lambda: [Tally(0, 0)] * len(AGES))
-    nodes: dict[int, Tally] = field(default_factory=dict)
-    prefixes: dict[str, Tally] = field(default_factory=dict)
-    further: Tally = field(default_factory=lambda: Tally(0, 0))
+    ages: list[Tally] = field(default_factory=lambda: [Tally()] * len(AGES))
+    nodes: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    prefixes: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    further: Tally = field(default_factory=Tally)
     examples: dict[Verdict, list[str]] = field(default_factory=dict)
 
 
@@ -99,7 +100,7 @@ def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
         ages=tuple(sums.ages),
         by_node=dict(sorted(sums.nodes.items())),
         by_prefix=named,
-        further=_sum([sums.further, *rest]),
+        further=sum(rest, sums.further),
         examples={verdict: tuple(keys) for verdict, keys in sums.examples.items() if keys},
     )
 
@@ -107,11 +108,6 @@ def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
 def _of(rows: pa.RecordBatch, *verdicts: Verdict) -> pa.RecordBatch:
     wanted = pa.array([str(verdict) for verdict in verdicts])
     return rows.filter(pc.is_in(rows.column("verdict"), wanted))
-
-
-def _sum(tallies: Iterable[Tally]) -> Tally:
-    found = list(tallies)
-    return Tally(sum(tally.keys for tally in found), sum(tally.size for tally in found))
 
 
 def _largest(found: Mapping[str, Tally], number: int) -> list[tuple[str, Tally]]:
@@ -125,23 +121,24 @@ def _add_ages(sums: _Sums, orphans: pa.RecordBatch, at_ms: int) -> None:
     for step in np.unique(steps).tolist():
         inside = steps == step
         tally = Tally(int(inside.sum()), int(sizes[inside].sum()))
-        sums.ages[step] = _sum([sums.ages[step], tally])
+        sums.ages[step] += tally
 
 
 def _add_nodes(sums: _Sums, rows: pa.RecordBatch) -> None:
     known = rows.filter(pc.and_(rows.column("map_node").is_valid(), rows.column("size").is_valid()))
     for node, tally in _grouped(known.select(["map_node", "size"])):
-        sums.nodes[node] = _sum([sums.nodes.get(node, Tally(0, 0)), tally])
+        sums.nodes[node] += tally
 
 
 def _add_prefixes(sums: _Sums, others: pa.RecordBatch) -> None:
     segments = pc.list_element(pc.split_pattern(others.column("key"), "/", max_splits=1), 0)
     for prefix, tally in _grouped(pa.record_batch([segments, others["size"]], ["prefix", "size"])):
-        sums.prefixes[prefix] = _sum([sums.prefixes.get(prefix, Tally(0, 0)), tally])
+        sums.prefixes[prefix] += tally
     if len(sums.prefixes) > 2 * _PREFIXES_KEPT:
         kept = dict(_largest(sums.prefixes, _PREFIXES_KEPT))
         dropped = [tally for prefix, tally in sums.prefixes.items() if prefix not in kept]
-        sums.prefixes, sums.further = kept, _sum([sums.further, *dropped])
+        sums.prefixes = defaultdict(Tally, kept)
+        sums.further = sum(dropped, sums.further)
 
 
 def _grouped(rows: pa.RecordBatch) -> list[tuple[Any, Tally]]:

@@ -109,8 +109,8 @@ def _facts(plan: PlanResult) -> list[tuple[str, str]]:
 
 def _stored(plan: PlanResult) -> Tally:
     """Return the keys and bytes of the cluster in the bucket."""
-    found = [tally for verdict, tally in plan.classes.items() if verdict in IN_BUCKET_AND_OURS]
-    return Tally(sum(tally.keys for tally in found), sum(tally.size for tally in found))
+    found = (tally for verdict, tally in plan.classes.items() if verdict in IN_BUCKET_AND_OURS)
+    return sum(found, Tally())
 
 
 def _tallies(figures: Figures) -> dict[str, list[tuple[str, Tally]]]:

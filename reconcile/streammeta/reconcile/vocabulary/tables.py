@@ -6,6 +6,7 @@ both engines share the definition. A table is a folder of Parquet files.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,8 +157,11 @@ def groups_to_read(metadata: pq.FileMetaData) -> Iterator[list[int]]:
 class Tally:
     """Number of keys and bytes in the bucket. A missing object counts 0 bytes."""
 
-    keys: int
-    size: int
+    keys: int = 0
+    size: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.keys + other.keys, self.size + other.size)
 
 
 class Counts:
@@ -165,17 +169,14 @@ class Counts:
 
     def __init__(self, column: str) -> None:
         self._column = column
-        self._found: dict[Any, Tally] = {}
+        self._found: defaultdict[Any, Tally] = defaultdict(Tally)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Count the rows of a batch."""
         table = pa.Table.from_batches([rows]).select([self._column, "size"])
         counted = table.group_by(self._column).aggregate([([], "count_all"), ("size", "sum")])
         for row in counted.to_pylist():
-            before = self._found.get(row[self._column], Tally(0, 0))
-            self._found[row[self._column]] = Tally(
-                before.keys + row["count_all"], before.size + (row["size_sum"] or 0)
-            )
+            self._found[row[self._column]] += Tally(row["count_all"], row["size_sum"] or 0)
 
     def tallies(self) -> dict[Any, Tally]:
         """Return the tally of each value."""
