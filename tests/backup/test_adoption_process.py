@@ -180,9 +180,7 @@ def verdicts(cluster: LocalCluster, plan: Path) -> dict[str, int]:
 ROUNDS = 3
 
 
-def test_compacted_records_are_read_after_a_restore_to_a_point_before_they_were(
-    tmp_path: Path,
-) -> None:
+def test_compacted_records_are_read_after_a_restore_to_an_earlier_point(tmp_path: Path) -> None:
     soon = ("--delete-delay-ms", "0")
     with running_cluster(tmp_path, 1, options=(*options(tmp_path), *soon)) as old:
         wait_until(lambda: not describe(old).bucket_problem, "ids to be issued")

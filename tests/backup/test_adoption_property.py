@@ -203,9 +203,7 @@ def restore_again(
 
 
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
-def test_nothing_acknowledged_is_lost_whatever_happened_before_and_after_the_backup(
-    seed: int,
-) -> None:
+def test_no_acknowledged_record_is_lost_whatever_happens_around_a_backup(seed: int) -> None:
     try:
         run_history(seed)
     except Exception as error:
@@ -214,9 +212,7 @@ def test_nothing_acknowledged_is_lost_whatever_happened_before_and_after_the_bac
 
 @pytest.mark.parametrize("passes_gaps", [False, True])
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
-def test_nothing_acknowledged_is_lost_however_much_was_compacted_and_deleted_since(
-    seed: int, passes_gaps: bool
-) -> None:
+def test_no_record_is_lost_after_compaction_and_deletion(seed: int, passes_gaps: bool) -> None:
     try:
         run_history(seed, steps=3 * STEPS, lives_long=True, passes_gaps=passes_gaps)
     except Exception as error:

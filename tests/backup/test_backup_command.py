@@ -98,9 +98,7 @@ def test_damage_is_told_with_what_can_still_be_restored(backup: Backup, tmp_path
     assert row["good_to_offset"] == second.start_offset
 
 
-def test_the_outcome_of_a_verification_is_written_for_prometheus(
-    backup: Backup, tmp_path: Path
-) -> None:
+def test_the_result_of_a_verification_goes_to_prometheus(backup: Backup, tmp_path: Path) -> None:
     file = tmp_path / "verify.prom"
     verify = ("backup", "verify", "--from", address(tmp_path), "--metrics-file", str(file))
     labels = {"cluster_id": FOLDER.cluster_id, "cluster_uuid": FOLDER.cluster_uuid}

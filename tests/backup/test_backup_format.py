@@ -98,9 +98,7 @@ def test_a_manifest_with_another_number_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", [SegmentName(7, 11), CheckpointName(11, 5)], ids=["log", "map"])
-def test_keys_are_read_back_and_are_foreign_to_the_bucket_of_objects(
-    name: SegmentName | CheckpointName,
-) -> None:
+def test_keys_are_read_back_and_no_keys_of_objects(name: SegmentName | CheckpointName) -> None:
     for key, is_manifest in ((FOLDER.key(name), False), (FOLDER.manifest_key(name), True)):
         assert parse_key(key) == (FOLDER, name, is_manifest)
         assert isinstance(parse_object_key(key, "_streammeta_test"), ForeignKey)

@@ -73,9 +73,7 @@ def is_beyond(proxy: FaultProxy, offset: int) -> bool:
     return restorable_to(proxy) > offset
 
 
-def test_the_leader_killed_between_a_segment_and_its_manifest_leaves_no_gap(
-    tmp_path: Path, proxy: FaultProxy
-) -> None:
+def test_a_leader_killed_amid_a_segment_leaves_no_gap(tmp_path: Path, proxy: FaultProxy) -> None:
     with running_cluster(tmp_path, options=options(proxy)) as cluster:
         with writes_going_on(cluster) as writes:
             wait_until(lambda: restorable_to(proxy) > 0, "a first copy")
@@ -105,9 +103,7 @@ def test_the_leader_killed_between_a_segment_and_its_manifest_leaves_no_gap(
         assert damages(proxy, is_all=True) == ()
 
 
-def test_a_bucket_that_is_away_holds_nothing_up_and_is_caught_up(
-    tmp_path: Path, proxy: FaultProxy
-) -> None:
+def test_an_absent_bucket_delays_nothing_and_catches_up(tmp_path: Path, proxy: FaultProxy) -> None:
     with running_cluster(tmp_path, 1, options=options(proxy)) as cluster:
         wait_until(lambda: restorable_to(proxy) > 0, "a first copy")
         before = restorable_to(proxy)
@@ -123,9 +119,7 @@ def test_a_bucket_that_is_away_holds_nothing_up_and_is_caught_up(
         assert damages(proxy) == ()
 
 
-def test_the_commands_tell_how_far_a_backup_is_and_take_one(
-    tmp_path: Path, proxy: FaultProxy
-) -> None:
+def test_commands_show_how_far_a_backup_is_and_take_one(tmp_path: Path, proxy: FaultProxy) -> None:
     address = proxy.endpoint.uri("backup")
     with running_cluster(tmp_path, 1, options=options(proxy)) as cluster:
         at = ("--from", address, "--connect", cluster.connect)

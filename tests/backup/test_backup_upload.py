@@ -85,9 +85,7 @@ async def test_a_put_whose_answer_was_lost_is_repeated(part: str) -> None:
     assert world.restorable_end() == world.committed
 
 
-async def test_a_bucket_that_was_away_is_caught_up_without_a_gap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_absent_bucket_is_caught_up_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "SEGMENT_BYTES", 50)
     monkeypatch.setattr(uploader, "READ_BYTES", 20)
     world = await UploadWorld().start()
@@ -320,9 +318,7 @@ async def test_two_leaders_may_write_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_any_history_of_leaders_and_failures_leaves_a_whole_prefix(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_any_history_leaves_whole_prefix(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "SEGMENT_BYTES", 300)
     monkeypatch.setattr(uploader, "READ_BYTES", 100)
     rng, store = Random(seed), FlakyStore()

@@ -49,9 +49,7 @@ class Writing:
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_that_can_not_see_the_bucket_stops_before_the_restored_one_begins(
-    tmp_path: Path,
-) -> None:
+def test_a_cluster_without_the_bucket_stops_before_the_restored_one_begins(tmp_path: Path) -> None:
     bucket, seen_by_old = tmp_path / "bucket", tmp_path / "seen-by-old"
     seen_by_old.mkdir()
     old = LocalCluster(

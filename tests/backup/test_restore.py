@@ -221,9 +221,7 @@ def test_a_second_restore_jumps_again() -> None:
     ("issued", "claimed", "first"),
     [(0, 0, 1 << 24), (1, 0, 1 << 25), (5, 1 << 24, 1 << 25), (3 << 24, 9, 1 << 26)],
 )
-def test_object_ids_jump_above_what_was_issued_or_claimed(
-    issued: int, claimed: int, first: int
-) -> None:
+def test_object_ids_jump_above_all_claimed_ids(issued: int, claimed: int, first: int) -> None:
     assert restoring.jump_object_id(issued, claimed) == first
     assert first - max(issued, claimed) >= restoring.OBJECT_ID_JUMP
 

@@ -193,9 +193,7 @@ def what_was_remembered_is_refused(cluster: LocalCluster, end: int) -> None:
             assert answer.results[0].error == common_pb2.ERROR_CODE_KEY_EXIST
 
 
-def test_the_old_cluster_refuses_writes_and_an_old_backup_is_not_restored_unasked(
-    tmp_path: Path,
-) -> None:
+def test_the_old_cluster_rejects_writes_and_old_backups_need_a_request(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1, options=options(tmp_path)) as old:
         with ControllerClient(old.endpoints) as client:
             put(client, "one", "1")

@@ -47,9 +47,7 @@ def test_the_policy_holds_for_certificates_of_the_former_cluster() -> None:
         Authenticator(KnownClusters("test", "former"), policy).authenticate(GET_KVS, shown(FORMER))
 
 
-def test_a_controller_starts_with_its_former_certificate_where_the_namespace_is_the_former_one(
-    tmp_path: Path,
-) -> None:
+def test_a_former_certificate_starts_a_controller_of_the_same_namespace(tmp_path: Path) -> None:
     files = Authority(tmp_path, "ours").issue("controller/1", cluster_id="former")
     TlsManager(config(tls=files, namespace="_streammeta_former"))
     for namespace in ("_streammeta_test", "mine"):
@@ -84,9 +82,7 @@ def ready(cluster: LocalCluster, admin: TlsFiles) -> None:
 
 
 @pytest.mark.process
-async def test_a_cluster_is_restored_over_tls_with_the_certificates_that_there_are(
-    tmp_path: Path,
-) -> None:
+async def test_a_cluster_is_restored_over_tls_with_its_old_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ours")
     files = {node_id: authority.issue(f"controller/{node_id}") for node_id in (1, 2, 3)}
     admin, broker = authority.issue("admin/alice"), authority.issue("broker/7")

@@ -6,9 +6,13 @@ import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient, StreamClientConfig, WriterConfig
+from streammeta.client.wal.bucket import reading
+from streammeta.storage.backoff import Backoff
+from tests.broker_client.wal_tools import LateSlots
 from tests.compaction.compaction_world import CLUSTER_ID, NAMESPACE
 from tests.fake_bucket import put_fake_markers
 from tests.kit.fake_cluster import NAMESPACE as FAKE_NAMESPACE
+from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import leader_of, running_cluster
 
 FAST = StreamClientConfig(writer=WriterConfig(linger_s=0.01))
@@ -41,3 +45,17 @@ async def client(cluster: LocalCluster) -> AsyncIterator[StreamClient]:
     place = (cluster.endpoints, cluster.store_uri)
     async with StreamClient.open(*place, node_id=1, config=FAST) as client:
         yield client
+
+
+@pytest.fixture
+def store() -> MemoryObjectStore:
+    return MemoryObjectStore()
+
+
+@pytest.fixture
+def slots(store: MemoryObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateSlots]:
+    """Slots in `store`, whose readers hardly pause between looks."""
+    monkeypatch.setattr(reading, "PAUSES", Backoff(0.001, 0.01, jitter=0))
+    found = LateSlots(store)
+    yield found
+    found.end()

@@ -419,7 +419,7 @@ async def drop_pipeline(b: Broker) -> None:
         (drop_pipeline, ["CommitPipeline", "1 commits of node 1000", "pipeline.close()"]),
     ],
 )
-def test_what_is_dropped_says_what_is_lost(
+def test_a_drop_names_its_loss(
     drop: Callable[[Broker], Awaitable[object]], said: list[str]
 ) -> None:
     messages = warned_after(drop)

@@ -135,9 +135,7 @@ async def test_small_records_of_many_streams_keep_their_order(tmp_path: Path, to
 @pytest.mark.parametrize(
     "kills", [1, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
-async def test_leaders_killed_under_load_lose_and_double_nothing(
-    tmp_path: Path, kills: int
-) -> None:
+async def test_killed_leaders_lose_and_repeat_nothing(tmp_path: Path, kills: int) -> None:
     with running_cluster(tmp_path, 3) as cluster:
         async with loaded(cluster, 20) as load:
             for _ in range(kills):
@@ -170,9 +168,7 @@ def small(durability: str) -> WriterConfig:
 
 
 @pytest.mark.parametrize("durability", ["object", "wal"])
-async def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
-    tmp_path: Path, durability: str
-) -> None:
+async def test_a_leader_with_a_full_disk_is_replaced(tmp_path: Path, durability: str) -> None:
     with running_cluster(tmp_path, 3) as cluster:
         async with loaded(cluster, 8, small(durability)) as load:
             leader = await asyncio.to_thread(leader_of, cluster)
@@ -184,9 +180,7 @@ async def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
 
 @pytest.mark.parametrize("controllers", [1, 3])
 @pytest.mark.parametrize("durability", ["object", "wal"])
-async def test_writers_go_on_when_the_room_returns(
-    tmp_path: Path, durability: str, controllers: int
-) -> None:
+async def test_writers_wait_for_space(tmp_path: Path, durability: str, controllers: int) -> None:
     """No controller has room: nothing is committed, and no append fails."""
     with running_cluster(tmp_path, controllers) as cluster:
         async with loaded(cluster, 8, small(durability)) as load:

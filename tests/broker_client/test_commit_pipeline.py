@@ -342,8 +342,6 @@ async def test_what_is_not_known_of_any_upload_is_left_out() -> None:
         ({"crc32c": -2}, "CRC-32C -2"),
     ],
 )
-def test_what_no_controller_would_take_is_refused_before_it_is_sent(
-    facts: dict[str, Any], named: str
-) -> None:
+def test_unacceptable_commits_are_refused_unsent(facts: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         replace(PLAIN, **facts)

@@ -102,9 +102,7 @@ def two_streams(dead: int) -> tuple[dict[int, bytes], EntryTable]:
 
 
 @pytest.mark.parametrize(("dead", "reads"), [(1_000, 1), (39_000, 1), (45_000, 2), (70_000, 2)])
-def test_few_dead_bytes_are_read_along_but_never_more_than_are_wanted(
-    dead: int, reads: int
-) -> None:
+def test_few_dead_bytes_are_read_along_but_never_more_than_wanted(dead: int, reads: int) -> None:
     bucket, live = two_streams(dead)
     plan = plan_compaction(live, CompactionLimits(split_size=1), sharing_only=False)
     (iteration,) = plan.commits[0].iterations
@@ -211,9 +209,7 @@ async def test_an_upload_whose_start_was_not_answered_is_dropped_too() -> None:
     assert list(store.list_multipart_uploads()) == [other], "only its own"
 
 
-async def test_an_upload_that_can_not_be_dropped_is_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_upload_that_can_not_be_dropped_is_named(caplog: pytest.LogCaptureFixture) -> None:
     store, figures = MemoryObjectStore(), Figures()
     store.fail_next("abort_multipart", AccessDeniedError("not that either"))
     async with writing(store, figures) as writer:

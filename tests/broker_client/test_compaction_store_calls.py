@@ -323,9 +323,7 @@ def index_of(loaded: sso_sources.SourceIndex | SourceError) -> sso_sources.Sourc
 
 
 @pytest.mark.parametrize(("streams", "blocks", "gets"), [(2, 3, 1), (900, 2, 1), (3, 900, 2)])
-async def test_an_index_takes_one_request_unless_its_streams_have_many_blocks(
-    streams: int, blocks: int, gets: int
-) -> None:
+async def test_an_index_of_few_blocks_takes_one_get(streams: int, blocks: int, gets: int) -> None:
     bench = Bench(MemoryObjectStore(), FakeMap())
     source = bench.put(7, streams, blocks)
     for _ in range(2):

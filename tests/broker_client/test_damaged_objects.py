@@ -85,9 +85,7 @@ async def read_all(source: ObjectSource, piece: Slice) -> list[RecordBatch]:
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("is_index_known", [False, True])
-async def test_no_damage_of_an_object_with_a_checksum_stays_unseen(
-    size: int, *, is_index_known: bool
-) -> None:
+async def test_damage_of_checksummed_objects_is_seen(size: int, *, is_index_known: bool) -> None:
     """Before the first read, and after the blocks' checksums were learned."""
     rng, data, other = random.Random(size), encoded(size), encoded(size, salt=2)
     piece, key, right = piece_of(data), key_for(1, NAMESPACE), records(size, 1)

@@ -86,9 +86,7 @@ async def test_a_newer_process_of_the_node_ends_the_recovery_and_not_an_attempt(
             await node.upload({stream.stream_id: records_of(stream.stream_id)})
 
 
-async def test_what_is_another_s_by_now_counts_as_closed_and_nothing_else_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_only_a_stream_of_another_counts_as_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[common_pb2.ErrorCode.ValueType] = []
     asked: list[int] = []
 
@@ -155,9 +153,7 @@ class Beats:
         await asyncio.sleep(0)
 
 
-async def test_a_node_without_a_log_is_told_of_once_when_nobody_recovers_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unrecovered_node_without_log_is_named(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     beats: Any = Beats()
     async with broker() as b:

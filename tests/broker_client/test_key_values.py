@@ -119,9 +119,7 @@ async def test_a_cancelled_wait_loses_no_change(client: StreamClient) -> None:
             assert change.key == f"x/{number}"
 
 
-async def test_a_watch_moves_to_another_controller(
-    client: StreamClient, cluster: LocalCluster
-) -> None:
+async def test_a_watch_changes_its_controller(client: StreamClient, cluster: LocalCluster) -> None:
     async with client.watch(["key"]) as changes:
         await client.kv.put("y", b"1")
         await anext(changes)
@@ -138,7 +136,7 @@ async def test_a_watch_moves_to_another_controller(
             cluster.start(node_id)
 
 
-async def test_changes_that_are_compacted_away_are_an_error(
+async def test_compacted_changes_raise(
     client: StreamClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ends(_: MetadataWatch) -> AsyncIterator[None]:

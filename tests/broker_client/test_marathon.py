@@ -306,7 +306,7 @@ class Machines:
         pytest.param(*(10_000_000, 1000, 30), marks=[pytest.mark.slow, pytest.mark.timeout(2400)]),
     ],
 )
-def test_machines_lost_for_good_lose_nothing_that_was_acknowledged(
+def test_lost_machines_lose_nothing(
     tmp_path: Path, records: int, streams: int, losses: int
 ) -> None:
     seed = int(os.environ.get("STREAMMETA_SEED", "1"))

@@ -18,6 +18,8 @@ from streammeta.client.errors import LogMissingError
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from tests.kit.real_cluster import FAST, running_cluster, streammeta
 
+pytestmark = pytest.mark.process
+
 _IDS = itertools.count(8000)
 
 
@@ -54,9 +56,7 @@ async def open_stream(client: StreamClient) -> int:
 
 
 @pytest.mark.parametrize("had", ["disk", "bucket"])
-async def test_a_node_with_open_streams_does_not_start_without_its_log(
-    cluster: LocalCluster, tmp_path: Path, had: str
-) -> None:
+async def test_open_streams_need_their_log(cluster: LocalCluster, tmp_path: Path, had: str) -> None:
     node_id, kinds = next(_IDS), configs(tmp_path)
     async with await start(cluster, node_id, kinds[had]) as client:
         stream_id = await open_stream(client)
@@ -73,7 +73,7 @@ async def test_a_node_with_open_streams_does_not_start_without_its_log(
 
 
 @pytest.mark.parametrize("had", ["disk", "bucket"])
-async def test_a_node_that_has_closed_its_streams_may_change_its_log(
+async def test_a_node_without_streams_changes_log(
     cluster: LocalCluster, tmp_path: Path, had: str
 ) -> None:
     node_id, kinds = next(_IDS), configs(tmp_path)
@@ -94,9 +94,7 @@ async def test_a_node_without_a_log_may_get_one(cluster: LocalCluster, tmp_path:
         assert [one.stream_id for one in client.inherited] == [stream_id]
 
 
-async def test_streams_of_a_broker_that_has_closed_are_taken_over_by_another(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_streams_of_a_closed_broker_are_taken(cluster: LocalCluster, tmp_path: Path) -> None:
     bare = configs(tmp_path)["none"]
     first = await start(cluster, next(_IDS), bare)
     stream_id = await open_stream(first)
@@ -109,9 +107,7 @@ async def test_streams_of_a_broker_that_has_closed_are_taken_over_by_another(
         assert [one.payload for one in await second.read(stream_id, 0)] == [b"0", b"1"]
 
 
-async def test_a_broker_can_close_its_streams_when_it_closes(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_a_closing_broker_closes_its_streams(cluster: LocalCluster, tmp_path: Path) -> None:
     bare = configs(tmp_path)["none"]
     first = await start(cluster, next(_IDS), bare)
     stream_id = await open_stream(first)
@@ -121,9 +117,7 @@ async def test_a_broker_can_close_its_streams_when_it_closes(
         assert await second.append(stream_id, b"1") == 1
 
 
-async def test_the_streams_of_a_lost_log_are_closed_by_a_command(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_a_command_closes_streams_of_lost_logs(cluster: LocalCluster, tmp_path: Path) -> None:
     kinds, node_id = configs(tmp_path), next(_IDS)
     gone = await start(cluster, node_id, kinds["disk"])
     stream_id = await open_stream(gone)

@@ -94,9 +94,7 @@ async def tls_port(authority: Authority) -> AsyncIterator[str]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_plain_text_to_a_port_that_speaks_tls_is_told_from_a_lost_majority(
-    tmp_path: Path,
-) -> None:
+async def test_plain_text_to_a_tls_port_is_told_from_a_lost_majority(tmp_path: Path) -> None:
     async with (
         tls_port(Authority(tmp_path, "ours")) as endpoint,
         ControllerClient([endpoint], deadline_s=1.0) as client,
@@ -140,9 +138,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_check._note_fork()
 
 
-def test_a_fork_of_a_process_without_connections_may_connect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fork_of_a_process_without_connections_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_check, "_has_connected", False)
     monkeypatch.setattr(fork_check, "_is_forked", False)
     fork_check._note_fork()

@@ -23,9 +23,7 @@ YEAR_MS = 365 * 86_400_000
 
 
 @pytest.mark.process
-async def test_processes_after_one_with_a_fast_clock_register_and_fence_it(
-    cluster: LocalCluster,
-) -> None:
+async def test_processes_after_a_fast_clock_register_and_fence_it(cluster: LocalCluster) -> None:
     place = (cluster.endpoints, cluster.store_uri)
     fast = time.time_ns() // 1_000_000 + 10 * YEAR_MS
     async with await StreamClient.open(*place, node_id=11, node_epoch=fast) as old:
@@ -54,9 +52,7 @@ async def start(cluster: FakeCluster, *clock_ms: int) -> int:
         return session.node.node_epoch
 
 
-async def test_a_clock_that_was_set_back_registers_above_the_process_before(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_clock_set_back_registers_a_larger_epoch(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         assert await start(cluster, 5 * YEAR_MS) == 5 * YEAR_MS
         assert await start(cluster, 5 * YEAR_MS + 1) == 5 * YEAR_MS + 1, "the time, if it is larger"
@@ -105,9 +101,7 @@ async def open_elsewhere(cluster: LocalCluster, epoch: int, directory: Path) -> 
 
 
 @pytest.mark.process
-async def test_a_second_process_of_an_epoch_is_refused_though_it_has_a_copy_of_the_log(
-    tmp_path: Path,
-) -> None:
+async def test_a_second_process_of_an_epoch_is_refused_even_with_its_log(tmp_path: Path) -> None:
     ours, copied = tmp_path / "wal", tmp_path / "copy"
     config = StreamClientConfig(wal_directory=ours)
     with running_cluster(tmp_path, 1, FAST) as cluster:

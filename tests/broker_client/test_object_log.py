@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,24 +20,27 @@ from streammeta.client.wal.bucket.setting_aside import read_aside
 from streammeta.client.wal.bucket.slot_queue import SlotQueue
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.storage import errors as storage_errors
-from streammeta.storage.backoff import Backoff
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer, SlotKind, decode_slot
-from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.protocol.base import Body
-from tests.broker_client.wal_tools import encoded, record_at, sequences_of
+from tests.broker_client.wal_tools import (
+    BY,
+    NODE,
+    LateSlots,
+    encoded,
+    name_of,
+    read_sealed,
+    record_at,
+    sequences_of,
+)
 from tests.kit.fake_broker import broker
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.waiting import until
 
-NODE = 7
+pytestmark = pytest.mark.usefixtures("slots")
+
 QUICK = ObjectLogConfig(linger_s=0.001, slot_bytes=1000, max_bytes=20_000)
-BY = Sealer(8, 1)
-
-
-def name_of(epoch: int = 1) -> LogName:
-    return LogName(NAMESPACE, NODE, epoch)
 
 
 @asynccontextmanager
@@ -47,23 +50,6 @@ async def opened(
     log = await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, epoch), config)
     async with log:
         yield log
-
-
-@pytest.fixture(autouse=True)
-def _short_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES", Backoff(0.001, 0.01, jitter=0))
-
-
-@pytest.fixture
-def store() -> MemoryObjectStore:
-    return MemoryObjectStore()
-
-
-@pytest.fixture
-def slots(store: MemoryObjectStore) -> Iterator[BucketSlots]:
-    found = BucketSlots(store, 2)
-    yield found
-    found.close()
 
 
 async def appended(log: ObjectLog, first: int, end: int, size: int = 20) -> None:
@@ -78,57 +64,43 @@ def slot_keys(store: MemoryObjectStore, epoch: int = 1) -> list[int]:
     return sorted(int(name, 16) for name in names if name != "recovered")
 
 
-async def all_of(slots: BucketSlots, epoch: int = 1) -> list[RecordBatch]:
-    sealed = await reading.seal_log(slots, name_of(epoch), BY)
-    assert sealed is not None
-    return [one async for some in reading.read_log(slots, sealed) for one in some]
-
-
-async def test_what_is_acknowledged_is_in_the_bucket_in_order(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
-    async with opened(store) as log:
+async def test_what_is_acknowledged_is_in_the_bucket_in_order(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 100)
         assert (log.end, log.trimmed, log.recovered_end) == (100, 0, 0)
-        assert slot_keys(store) == list(range(len(slot_keys(store))))
-        assert sequences_of(await all_of(slots)) == list(range(100))
+        assert slot_keys(slots.store) == list(range(len(slot_keys(slots.store))))
+        assert sequences_of(await read_sealed(slots)) == list(range(100))
 
 
-async def test_a_record_larger_than_a_slot_has_one_of_its_own(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
-    async with opened(store) as log:
+async def test_a_record_larger_than_a_slot_has_one_of_its_own(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 1)
         await appended(log, 1, 2, size=5000)
         await appended(log, 2, 3)
-        assert sequences_of(await all_of(slots)) == [0, 1, 2]
+        assert sequences_of(await read_sealed(slots)) == [0, 1, 2]
 
 
-async def test_the_next_process_has_what_was_not_trimmed_until_it_trims(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
+async def test_the_next_process_has_what_was_not_trimmed_until_it_trims(slots: LateSlots) -> None:
     config = replace(QUICK, slot_bytes=84 + 53)  # one record a slot
-    async with opened(store, 1, config) as log:
+    async with opened(slots.store, 1, config) as log:
         await appended(log, 0, 10)
         log.trim(4)
         await appended(log, 10, 12)
-    async with opened(store, 2, config) as log:
+    async with opened(slots.store, 2, config) as log:
         assert sequences_of(log.recover()) == list(range(4, 12))
         assert (log.recovered_end, log.end, log.used_bytes) == (8, 8, 8 * 53)
         await appended(log, 12, 14)
-    async with opened(store, 3, config) as log:  # nothing was trimmed: all of it, in order
+    async with opened(slots.store, 3, config) as log:  # nothing was trimmed: all of it, in order
         assert sequences_of(log.recover()) == list(range(4, 14))
         log.trim(log.recovered_end)
         assert list(log.recover()) == []
-        await until(lambda: not slot_keys(store, 1)[:-1], "deletion of the first log")
+        await until(lambda: not slot_keys(slots.store, 1)[:-1], "deletion of the first log")
         assert (await reading.list_logs(slots, NAMESPACE, NODE))[1].is_recovered
-    async with opened(store, 4, config) as log:
+    async with opened(slots.store, 4, config) as log:
         assert list(log.recover()) == []
 
 
-async def test_a_log_that_is_closed_with_all_settled_leaves_its_claim_and_a_seal(
-    store: MemoryObjectStore,
-) -> None:
+async def test_a_settled_log_leaves_its_claim_and_a_seal_at_close(store: MemoryObjectStore) -> None:
     async with opened(store) as log:
         await appended(log, 0, 50)
         log.trim(50)
@@ -139,37 +111,31 @@ async def test_a_log_that_is_closed_with_all_settled_leaves_its_claim_and_a_seal
     assert (slot.kind, slot.sealer()) == (SlotKind.SEAL, Sealer(NODE, 1))
 
 
-async def test_a_log_is_closed_whose_last_records_were_settled_before_they_had_a_slot(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
+async def test_a_log_closes_whose_last_records_settled_without_a_slot(slots: LateSlots) -> None:
     """A commit may be faster than the log; the seal must not ask for a slot that is deleted."""
-    async with opened(store, 1, replace(QUICK, linger_s=3600.0)) as log:
+    async with opened(slots.store, 1, replace(QUICK, linger_s=3600.0)) as log:
         log.append(*encoded(record_at(0)))
         log.trim(1)
-    assert await all_of(slots) == []
-    async with opened(store, 2) as log:
+    assert await read_sealed(slots) == []
+    async with opened(slots.store, 2) as log:
         assert list(log.recover()) == []
 
 
-async def test_a_log_that_its_own_process_closed_needs_no_slot(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
+async def test_a_log_that_its_own_process_closed_needs_no_slot(slots: LateSlots) -> None:
     """Seals of older versions may ask for their last slot, which was deleted."""
-    async with opened(store) as log:
+    async with opened(slots.store) as log:
         await appended(log, 0, 1)
         log.trim(1)
     key = name_of().slot_key(2)
-    seal = decode_slot(store.objects()[key], key, NAMESPACE)
-    store.put(key, replace(seal, first_needed=1, durable_below=2).encode())
-    assert await all_of(slots) == []
+    seal = decode_slot(slots.store.objects()[key], key, NAMESPACE)
+    slots.store.put(key, replace(seal, first_needed=1, durable_below=2).encode())
+    assert await read_sealed(slots) == []
 
 
-async def test_a_sealed_log_acknowledges_nothing_more(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
-    async with opened(store) as log:
+async def test_a_sealed_log_acknowledges_nothing_more(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 5)
-        found = await all_of(slots)
+        found = await read_sealed(slots)
         with pytest.raises(errors.LogSealedError, match="process 1 of node 8"):
             await appended(log, 5, 6)
         assert sequences_of(found) == [0, 1, 2, 3, 4]
@@ -177,7 +143,7 @@ async def test_a_sealed_log_acknowledges_nothing_more(
             log.has_room(1)
         with pytest.raises(errors.LogSealedError):
             log.append(*encoded(record_at(6)))
-    assert sequences_of(await all_of(slots)) == [0, 1, 2, 3, 4]
+    assert sequences_of(await read_sealed(slots)) == [0, 1, 2, 3, 4]
 
 
 class _SlowStore(MemoryObjectStore):
@@ -194,7 +160,7 @@ class _SlowStore(MemoryObjectStore):
 
 
 async def test_a_slot_is_acknowledged_only_when_all_before_it_are_stored(
-    slots: BucketSlots,
+    slots: LateSlots,
 ) -> None:
     store = _SlowStore()
     store.held = {name_of().slot_key(2)}
@@ -224,9 +190,7 @@ async def test_behind_a_seal_slots_count_for_nothing() -> None:
         was_first = not isinstance(results[0], Exception)
         assert [isinstance(one, errors.LogSealedError) for one in results] == [not was_first] * 3
         expected = [0, 1, 2, 3] if was_first else [0]
-        assert sequences_of(
-            [one async for some in reading.read_log(slots, sealed) for one in some]
-        ) == (expected)
+        assert sequences_of(await read_sealed(slots)) == expected
         again = await reading.seal_log(slots, name_of(), Sealer(9, 1))
         assert again == sealed
     slots.close()
@@ -252,7 +216,7 @@ async def test_a_seal_in_the_place_of_a_deleted_slot_is_no_seal(store: MemoryObj
     slots = Late(store, 2)
     async with opened(store, 1, config) as log:
         await appended(log, 0, 5)
-        found = sequences_of(await all_of(slots))
+        found = sequences_of(await read_sealed(slots))
         assert raced == [name_of().slot_key(6)]
         assert found == list(range(190, 201))
         with pytest.raises(errors.LogSealedError):
@@ -279,16 +243,14 @@ async def test_the_log_pushes_back_and_goes_on_after_a_trim(store: MemoryObjectS
             log.trim(3)
 
 
-async def test_past_slots_are_deleted_and_the_others_are_found(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
+async def test_past_slots_are_deleted_and_the_others_are_found(slots: LateSlots) -> None:
     config = replace(QUICK, slot_bytes=84 + 53)
-    async with opened(store, 1, config) as log:
+    async with opened(slots.store, 1, config) as log:
         await appended(log, 0, 150)
         log.trim(100)
         await appended(log, 150, 151)
-        await until(lambda: slot_keys(store)[:2] == [0, 101], "deletion of what is past")
-        assert sequences_of(await all_of(slots)) == list(range(100, 151))
+        await until(lambda: slot_keys(slots.store)[:2] == [0, 101], "deletion of what is past")
+        assert sequences_of(await read_sealed(slots)) == list(range(100, 151))
 
 
 def test_no_slot_under_way_is_past_though_its_records_are_settled() -> None:
@@ -344,21 +306,19 @@ async def test_a_lost_answer_is_no_fence(store: MemoryObjectStore) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "another's"])
-async def test_records_before_damage_are_given_and_then_an_error(
-    store: MemoryObjectStore, slots: BucketSlots, damage: str
-) -> None:
+async def test_records_before_damage_are_read_then_an_error(slots: LateSlots, damage: str) -> None:
     config = replace(QUICK, slot_bytes=84 + 53)
-    async with opened(store, 1, config) as log:
+    async with opened(slots.store, 1, config) as log:
         await appended(log, 0, 8)
-    key, held = name_of().slot_key(5), store.objects()
+    key, held = name_of().slot_key(5), slots.store.objects()
     sealed = await reading.seal_log(slots, name_of(), BY)
     assert sealed is not None
     if damage == "missing":
-        store.delete_many([key])
+        slots.store.delete_many([key])
     elif damage == "changed":
-        store.put(key, held[key][:-1] + b"?")
+        slots.store.put(key, held[key][:-1] + b"?")
     else:
-        store.put(key, held[name_of().slot_key(4)])
+        slots.store.put(key, held[name_of().slot_key(4)])
     found: list[RecordBatch] = []
 
     async def read() -> None:
@@ -369,29 +329,25 @@ async def test_records_before_damage_are_given_and_then_an_error(
         await read()
     assert sequences_of(found) == [0, 1, 2, 3]
     with pytest.raises(errors.DamagedSlotError, match=key):
-        async with opened(store, 2):
+        async with opened(slots.store, 2):
             pass
 
 
-async def test_a_hole_below_what_was_stored_is_damage_and_seals_nothing(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
-    async with opened(store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
+async def test_a_hole_below_what_was_stored_is_damage_and_seals_nothing(slots: LateSlots) -> None:
+    async with opened(slots.store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
         for number in range(8):
             await appended(log, number, number + 1)
-        store.delete_many([name_of().slot_key(4)])
-        before = store.objects()
+        slots.store.delete_many([name_of().slot_key(4)])
+        before = slots.store.objects()
         with pytest.raises(errors.DamagedSlotError, match="missing"):
             await reading.seal_log(slots, name_of(), BY)
-        assert store.objects() == before
+        assert slots.store.objects() == before
 
 
-async def test_a_log_that_was_never_begun_is_sealed_before_its_first_slot(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
-    assert await all_of(slots) == []
+async def test_a_log_that_was_never_begun_is_sealed_before_its_first_slot(slots: LateSlots) -> None:
+    assert await read_sealed(slots) == []
     with pytest.raises(errors.WrongLogError):
-        async with opened(store):
+        async with opened(slots.store):
             pass
 
 
@@ -491,7 +447,7 @@ async def test_a_discarded_log_keeps_its_seals_and_fences_its_process_still() ->
     slots = BucketSlots(store, 2)
     async with opened(store) as log:
         await appended(log, 0, 3)
-        await all_of(slots)
+        await read_sealed(slots)
         await reading.discard_log(slots, name_of(), BY)
         assert await reading.seal_log(slots, name_of(), BY) is None
         with pytest.raises(errors.LogSealedError):
@@ -499,18 +455,16 @@ async def test_a_discarded_log_keeps_its_seals_and_fences_its_process_still() ->
     slots.close()
 
 
-async def test_what_a_discarding_left_goes_at_the_next_start_but_for_the_seal(
-    store: MemoryObjectStore, slots: BucketSlots
-) -> None:
-    async with opened(store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
+async def test_the_next_start_removes_what_discarding_left_but_the_seal(slots: LateSlots) -> None:
+    async with opened(slots.store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
         await appended(log, 0, 5)
-    await all_of(slots)
-    store.fail_next("delete_many", storage_errors.StoreUnavailableError("down"))
+    await read_sealed(slots)
+    slots.store.fail_next("delete_many", storage_errors.StoreUnavailableError("down"))
     with pytest.raises(storage_errors.StoreUnavailableError):
         await reading.discard_log(slots, name_of(), BY)
-    assert slot_keys(store) == [0, 1, 2, 3, 4, 5, 6]
-    async with opened(store, 2):
-        left = [key for key in store.objects() if key.startswith(name_of().prefix)]
+    assert slot_keys(slots.store) == [0, 1, 2, 3, 4, 5, 6]
+    async with opened(slots.store, 2):
+        left = [key for key in slots.store.objects() if key.startswith(name_of().prefix)]
         assert set(left) == {name_of().slot_key(6), name_of().recovered_key}
 
 

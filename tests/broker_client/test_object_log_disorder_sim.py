@@ -113,9 +113,7 @@ async def restarts_beside_recoverers(world: World) -> None:
 @pytest.mark.parametrize(
     "scenario", [one_recoverer, recoverers_that_crash, restarts_beside_recoverers]
 )
-def test_what_was_acknowledged_is_committed_once_whatever_store_and_brokers_do(
-    scenario: object,
-) -> None:
+def test_acknowledged_records_are_committed_once_whatever_fails(scenario: object) -> None:
     for seed in seeds(12):
         simulated(seed, scenario)  # type: ignore[arg-type]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,70 +13,31 @@ import pytest
 from streammeta.client.errors import DamagedSlotError, LogSealedError, LogSweptError, WrongLogError
 from streammeta.client.wal.bucket import ack_lease, reading, sweeping
 from streammeta.client.wal.bucket.ack_lease import LEASE_S, AckLease
-from streammeta.client.wal.bucket.bucket_slots import BucketSlots, SlotStore
+from streammeta.client.wal.bucket.bucket_slots import SlotStore
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.bucket.sweeping import last_to_sweep, sweep_logs
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_log.slot import Sealer
-from streammeta.storage.object_log.slot_keys import LogName
-from streammeta.storage.object_store.protocol.base import Body, ObjectInfo
-from tests.broker_client.wal_tools import encoded, record_at, sequences_of
+from streammeta.storage.object_store.protocol.base import Body
+from tests.broker_client.wal_tools import (
+    BY,
+    NODE,
+    LateSlots,
+    encoded,
+    name_of,
+    read_sealed,
+    record_at,
+    sequences_of,
+)
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.waiting import until
 
-NODE = 7
+pytestmark = pytest.mark.usefixtures("slots")
+
 ONE_A_SLOT = ObjectLogConfig(linger_s=0.001, slot_bytes=84 + 53, max_bytes=40_000)
-BY = Sealer(8, 1)
 DAY_MS = 86_400_000
-
-
-@pytest.fixture(autouse=True)
-def _short_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSES", Backoff(0.001, 0.01, jitter=0))
-
-
-@pytest.fixture
-def store() -> MemoryObjectStore:
-    return MemoryObjectStore()
-
-
-class LateSlots(BucketSlots):
-    """Slots whose listings leave out chosen keys, each for some listings; reads are noted.
-
-    Several logs share it, so it outlives them.
-    """
-
-    def __init__(self, store: MemoryObjectStore) -> None:
-        super().__init__(store, 4)
-        self.hidden: dict[str, int] = {}
-        self.reads: list[str] = []
-
-    def close(self) -> None:
-        """Stay open for the next log."""
-
-    def end(self) -> None:
-        """Release the threads."""
-        super().close()
-
-    async def list(self, prefix: str) -> list[ObjectInfo]:
-        found = [info for info in await super().list(prefix) if not self.hidden.get(info.key)]
-        self.hidden = {key: times - 1 for key, times in self.hidden.items() if times > 1}
-        return found
-
-    async def get(self, key: str) -> bytes | None:
-        self.reads.append(key)
-        return await super().get(key)
-
-
-@pytest.fixture
-def slots(store: MemoryObjectStore) -> Iterator[LateSlots]:
-    found = LateSlots(store)
-    yield found
-    found.end()
 
 
 @dataclass
@@ -87,10 +48,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def name_of(epoch: int = 1) -> LogName:
-    return LogName(NAMESPACE, NODE, epoch)
 
 
 async def begun(
@@ -119,37 +76,31 @@ async def appended(log: ObjectLog, first: int, end: int) -> None:
 
 
 async def sealed_records(slots: SlotStore, epoch: int = 1) -> list[int]:
-    sealed = await reading.seal_log(slots, name_of(epoch), BY)
-    assert sealed is not None
-    return sequences_of(
-        [record async for some in reading.read_log(slots, sealed) for record in some]
-    )
+    return sequences_of(await read_sealed(slots, epoch))
 
 
 # -- used epochs
 
 
-async def test_an_epoch_is_refused_though_the_first_slots_of_its_log_were_deleted(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    async with opened(store) as log:
+async def test_an_epoch_is_refused_after_its_first_slots_were_deleted(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 150)
         log.trim(140)
         await appended(log, 150, 151)
-        await until(lambda: name_of().slot_key(64) not in store.objects(), "deletion of slots")
-        before = store.objects()
+        await until(
+            lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots"
+        )
+        before = slots.store.objects()
         with pytest.raises(WrongLogError, match="epoch"):
-            await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, 1), ONE_A_SLOT)
-        assert store.objects() == before
+            await ObjectLog.open(slots.store, LogIdentity(NAMESPACE, NODE, 1), ONE_A_SLOT)
+        assert slots.store.objects() == before
         await appended(log, 151, 152)
-    async with opened(store, 2) as log:
+    async with opened(slots.store, 2) as log:
         assert sequences_of(log.recover()) == list(range(140, 152))
 
 
 @pytest.mark.parametrize("records", [0, 3])
-async def test_the_epoch_of_a_log_that_was_closed_is_refused(
-    store: MemoryObjectStore, records: int
-) -> None:
+async def test_the_epoch_of_a_closed_log_is_refused(store: MemoryObjectStore, records: int) -> None:
     for epoch in (1, 2):
         async with opened(store, epoch) as log:
             log.trim(log.recovered_end)
@@ -163,21 +114,17 @@ async def test_the_epoch_of_a_log_that_was_closed_is_refused(
         assert store.objects() == before
 
 
-async def test_the_epoch_of_a_recovered_log_is_refused_though_no_listing_shows_its_mark(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    async with opened(store) as log:
+async def test_the_epoch_of_a_recovered_log_is_refused_without_its_mark(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 3)
     await sealed_records(slots)
     await reading.discard_log(slots, name_of(), BY)
-    slots.hidden = dict.fromkeys(store.objects(), 100)
+    slots.hidden = dict.fromkeys(slots.store.objects(), 100)
     with pytest.raises(WrongLogError):
         await begun(slots)
 
 
-async def test_of_processes_that_begin_at_once_with_one_epoch_one_has_the_log(
-    store: MemoryObjectStore,
-) -> None:
+async def test_one_of_many_processes_with_one_epoch_has_the_log(store: MemoryObjectStore) -> None:
     identity = LogIdentity(NAMESPACE, NODE, 1)
     found = await asyncio.gather(
         *(ObjectLog.open(store, identity, ONE_A_SLOT) for _ in range(4)), return_exceptions=True
@@ -234,16 +181,14 @@ async def test_only_after_the_lease_a_process_looks_for_its_claim(slots: LateSlo
         assert slots.reads == [name_of().slot_key(0)]
 
 
-async def test_a_process_that_stalled_while_its_seal_was_swept_acknowledges_nothing(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_a_stalled_process_with_a_swept_seal_acknowledges_nothing(slots: LateSlots) -> None:
     clock = Clock()
     async with await begun(slots, clock=clock) as log:
         await appended(log, 0, 3)
         assert await sealed_records(slots) == [0, 1, 2]
         await reading.discard_log(slots, name_of(), BY)
-        for key in store.objects():
-            store.delete_many([key])
+        for key in slots.store.objects():
+            slots.store.delete_many([key])
         clock.now += LEASE_S + 0.1
         with pytest.raises(LogSweptError):
             await appended(log, 3, 4)
@@ -251,43 +196,37 @@ async def test_a_process_that_stalled_while_its_seal_was_swept_acknowledges_noth
             log.append(*encoded(record_at(4)))
 
 
-async def test_a_claim_of_another_process_is_no_proof(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_a_claim_of_another_process_is_no_proof(slots: LateSlots) -> None:
     clock = Clock()
     async with await begun(slots, clock=clock) as log:
         await appended(log, 0, 1)
-        for key in store.objects():
-            store.delete_many([key])
-        async with opened(store):
+        for key in slots.store.objects():
+            slots.store.delete_many([key])
+        async with opened(slots.store):
             clock.now += LEASE_S + 0.1
             with pytest.raises(LogSweptError):
                 await appended(log, 1, 2)
 
 
-async def test_a_look_for_the_claim_that_fails_acknowledges_nothing_until_one_succeeds(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_nothing_is_acknowledged_until_the_claim_is_found(slots: LateSlots) -> None:
     clock = Clock()
     async with await begun(slots, clock=clock) as log:
         clock.now += LEASE_S + 0.1
-        store.fail_next("get_range", StoreUnavailableError("no answer"), times=2)
+        slots.store.fail_next("get_range", StoreUnavailableError("no answer"), times=2)
         ack = log.append(*encoded(record_at(0)))
         await until(lambda: len(slots.reads) >= 2, "looks for the claim")
         assert not ack.done()
         await asyncio.shield(ack)
 
 
-async def test_a_slot_that_took_longer_than_the_lease_needs_another_look(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_a_slot_that_took_longer_than_the_lease_needs_another_look(slots: LateSlots) -> None:
     class Slow(LateSlots):
         async def create(self, key: str, pieces: Sequence[bytes]) -> bool:
             is_created = await super().create(key, pieces)
             clock.now += LEASE_S + 0.1
             return is_created
 
-    clock, slow = Clock(), Slow(store)
+    clock, slow = Clock(), Slow(slots.store)
     async with await begun(slow, clock=clock) as log:
         slow.reads.clear()
         await appended(log, 0, 1)
@@ -357,9 +296,7 @@ async def test_seals_stay_at_a_start_whatever_the_clocks_say() -> None:
     slots.end()
 
 
-async def test_a_sweep_removes_the_claim_before_a_seal_and_leaves_one_mark(
-    store: MemoryObjectStore,
-) -> None:
+async def test_a_sweep_removes_claim_then_seal_and_leaves_a_mark(store: MemoryObjectStore) -> None:
     class Noting(LateSlots):
         async def delete(self, keys: Sequence[str]) -> None:
             deleted.append(list(keys))
@@ -390,34 +327,32 @@ async def test_a_sweep_removes_the_claim_before_a_seal_and_leaves_one_mark(
     slots.end()
 
 
-async def test_a_slot_that_comes_after_the_sweep_is_no_damage(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    stalled = await recovered_log(store, slots, 1)
-    late = store.objects()[name_of().slot_key(4)]
-    newer = await recovered_log(store, slots, 2)
+async def test_a_slot_that_comes_after_the_sweep_is_no_damage(slots: LateSlots) -> None:
+    stalled = await recovered_log(slots.store, slots, 1)
+    late = slots.store.objects()[name_of().slot_key(4)]
+    newer = await recovered_log(slots.store, slots, 2)
     async with await begun(slots, 3) as log:
         found = await reading.list_logs(slots, NAMESPACE, NODE)
         await sweep_logs(slots, name_of(3), found, -DAY_MS)
         assert (await reading.list_logs(slots, NAMESPACE, NODE))[2].has_swept_mark
         await appended(log, 0, 2)
-    store.put(name_of().slot_key(4), late)
-    async with opened(store, 4) as log:
+    slots.store.put(name_of().slot_key(4), late)
+    async with opened(slots.store, 4) as log:
         assert sequences_of(log.recover()) == [0, 1]
-        assert name_of().slot_key(4) in store.objects()
+        assert name_of().slot_key(4) in slots.store.objects()
     for process in (stalled, newer):
         await process.close()
 
 
-async def test_a_process_sweeps_only_after_it_has_watched(
-    store: MemoryObjectStore, slots: LateSlots, monkeypatch: pytest.MonkeyPatch
+async def test_a_process_watches_then_sweeps(
+    slots: LateSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stalled = await recovered_log(store, slots, 1)
+    stalled = await recovered_log(slots.store, slots, 1)
     monkeypatch.setattr(sweeping, "WATCH_S", 0.0)
     async with await begun(slots, 2, config=replace(ONE_A_SLOT, retention_s=0)):
         await asyncio.sleep(0.002)
     async with await begun(slots, 3, config=replace(ONE_A_SLOT, retention_s=0)):
-        await until(lambda: name_of().slot_key(4) not in store.objects(), "sweep of the seal")
+        await until(lambda: name_of().slot_key(4) not in slots.store.objects(), "sweep of the seal")
     await stalled.close()
 
 
@@ -428,10 +363,8 @@ def test_a_seal_stays_for_many_leases() -> None:
 # -- listings that leave out what exists
 
 
-async def test_a_slot_that_a_listing_leaves_out_is_neither_damage_nor_the_end(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    async with opened(store) as log:
+async def test_a_slot_missing_in_a_listing_is_neither_damage_nor_the_end(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 8)
         slots.hidden = {name_of().slot_key(at): 100 for at in (4, 7, 8)}
         assert await sealed_records(slots) == list(range(8))
@@ -439,28 +372,22 @@ async def test_a_slot_that_a_listing_leaves_out_is_neither_damage_nor_the_end(
             await appended(log, 8, 9)
 
 
-async def test_a_log_that_no_listing_shows_is_read_all_the_same(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    async with opened(store) as log:
+async def test_a_log_that_no_listing_shows_is_read_all_the_same(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 3)
-        slots.hidden = dict.fromkeys(store.objects(), 1)
+        slots.hidden = dict.fromkeys(slots.store.objects(), 1)
         assert await sealed_records(slots) == [0, 1, 2]
 
 
-async def test_a_mark_that_a_listing_leaves_out_is_found(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    stalled = await recovered_log(store, slots, 1)
+async def test_a_mark_that_a_listing_leaves_out_is_found(slots: LateSlots) -> None:
+    stalled = await recovered_log(slots.store, slots, 1)
     slots.hidden = {name_of().recovered_key: 100}
     assert await reading.seal_log(slots, name_of(), BY) is None
     await stalled.close()
 
 
-async def test_a_seal_counts_when_a_listing_shows_it(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    async with opened(store) as log:
+async def test_a_seal_counts_when_a_listing_shows_it(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 3)
         slots.hidden = {name_of().slot_key(4): 3}
         assert await sealed_records(slots) == [0, 1, 2]
@@ -470,57 +397,53 @@ async def test_a_seal_counts_when_a_listing_shows_it(
             await reading.seal_log(slots, name_of(), BY)
 
 
-async def test_a_hole_in_an_old_listing_is_looked_at_again(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_a_hole_in_an_old_listing_is_looked_at_again(slots: LateSlots) -> None:
     """The slots of the hole are settled; the listing leaves out the slot that says so."""
-    async with opened(store) as log:
+    async with opened(slots.store) as log:
         await appended(log, 0, 80)
         log.trim(70)
         await appended(log, 80, 81)
-        await until(lambda: name_of().slot_key(64) not in store.objects(), "deletion of slots")
+        await until(
+            lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots"
+        )
         slots.hidden = {name_of().slot_key(81): 3}
         assert await sealed_records(slots) == list(range(70, 81))
 
 
-async def test_a_seal_in_the_place_of_a_deleted_slot_ends_no_reading(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_a_seal_in_the_place_of_a_deleted_slot_ends_no_reading(slots: LateSlots) -> None:
     """Its process went on for long after the listing that showed the place of the seal."""
-    async with opened(store) as log:
+    async with opened(slots.store) as log:
         await appended(log, 0, 80)
         log.trim(70)
         await appended(log, 80, 81)
-        await until(lambda: name_of().slot_key(64) not in store.objects(), "deletion of slots")
+        await until(
+            lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots"
+        )
         early = reading.SealedLog(name_of(), 1, 5)
         with pytest.raises(StoreUnavailableError, match="late"):
             _ = [some async for some in reading.read_log(slots, early)]
         assert await sealed_records(slots) == list(range(70, 81))
 
 
-async def test_slots_that_were_settled_while_they_were_to_be_read_are_skipped(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
-    async with opened(store) as log:
+async def test_slots_that_were_settled_before_they_are_read_are_skipped(slots: LateSlots) -> None:
+    async with opened(slots.store) as log:
         await appended(log, 0, 80)
         sealed = await reading.seal_log(slots, name_of(), BY)
         assert sealed is not None
         await log.close()
     early = replace(sealed, first=1)
-    store.delete_many([name_of().slot_key(at) for at in range(1, 10)])
+    slots.store.delete_many([name_of().slot_key(at) for at in range(1, 10)])
     with pytest.raises(DamagedSlotError, match="missing"):
         _ = [some async for some in reading.read_log(slots, early)]
     await reading.discard_log(slots, name_of(), BY)
     assert [some async for some in reading.read_log(slots, early)] == []
 
 
-async def test_a_listing_without_the_own_claim_is_repeated(
-    store: MemoryObjectStore, slots: LateSlots
-) -> None:
+async def test_a_listing_without_the_own_claim_is_repeated(slots: LateSlots) -> None:
     """Such a listing is older than the claim, so it may leave out earlier logs as well."""
-    async with opened(store) as log:
+    async with opened(slots.store) as log:
         await appended(log, 0, 3)
-    slots.hidden = dict.fromkeys([*store.objects(), name_of(2).slot_key(0)], 2)
+    slots.hidden = dict.fromkeys([*slots.store.objects(), name_of(2).slot_key(0)], 2)
     async with await begun(slots, 2) as log:
         assert sequences_of(log.recover()) == [0, 1, 2]
     slots.hidden = {name_of(3).slot_key(0): 100}

@@ -126,9 +126,7 @@ async def test_what_brokers_acknowledged_outlives_their_machines(tmp_path: Path)
         assert sum(one.size for one in left) < 1000
 
 
-async def test_a_broker_that_was_stopped_meanwhile_acknowledges_nothing_more(
-    tmp_path: Path,
-) -> None:
+async def test_a_broker_that_was_stopped_acknowledges_nothing_more(tmp_path: Path) -> None:
     node_id = 1001
     with (
         running_cluster(tmp_path, 1, OPTIONS) as cluster,

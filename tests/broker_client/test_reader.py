@@ -227,9 +227,7 @@ async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
     ],
     ids=["lacks the listed range", "overlaps the object before"],
 )
-async def test_an_index_that_contradicts_the_map_is_named(
-    last: int, held: RecordBatch, problem: str
-) -> None:
+async def test_an_index_unlike_the_map_is_named(last: int, held: RecordBatch, problem: str) -> None:
     async with written(1, last + 1) as (b, reader):
         builder = ObjectBuilder()
         builder.write([held])
@@ -266,9 +264,7 @@ async def test_the_index_cache_serves_again_and_keeps_its_bound() -> None:
         max_size=40,
     )
 )
-def test_merged_ranges_cover_every_block_once_and_keep_their_bounds(
-    raw: list[tuple[int, int, int]],
-) -> None:
+def test_merged_ranges_cover_each_block_once_within_bounds(raw: list[tuple[int, int, int]]) -> None:
     blocks = []
     ends = {0: 0, 1: 0, 2: 0}
     for object_id, gap, size in raw:

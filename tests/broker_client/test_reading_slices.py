@@ -467,9 +467,7 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("seed", range(2))
-async def test_readers_see_exactly_the_right_records_in_a_changing_world(
-    seed: int, config: str
-) -> None:
+async def test_readers_see_exactly_the_records_of_a_changing_world(seed: int, config: str) -> None:
     async with placed(seed) as place:
         await storm(place, CONFIGS[config], random.Random(seed))
 

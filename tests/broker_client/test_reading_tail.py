@@ -197,9 +197,7 @@ async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
         assert [one.base_offset for one in await waiting] == [10, 11]
 
 
-async def test_a_tail_waits_for_controllers_and_reads_on_where_it_was(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_tail_waits_for_controllers_and_resumes(caplog: pytest.LogCaptureFixture) -> None:
     """Its calls end at their deadlines meanwhile, again and again; the tail does not."""
     async with tailing() as (place, reader):
         place.client.deadline_s = 0.05
@@ -452,9 +450,7 @@ async def test_streams_that_come_one_by_one_do_not_keep_the_watch_from_being_hea
 
 
 @pytest.mark.parametrize("composite", [False, True])
-async def test_bytes_that_no_format_rule_protects_are_held_against_the_checksum(
-    composite: bool,
-) -> None:
+async def test_bytes_that_no_format_rule_protects_fail_the_checksum(composite: bool) -> None:
     async with tailing() as (place, reader):
         place.world.commit({0: 5})
         object_id = place.world.compact(0, 0, 2, composite=composite)

@@ -177,9 +177,7 @@ def time_of(world: World) -> Callable[[RecordBatch], int]:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known bounds", "unknown bounds"])
-async def test_look_ups_in_a_cluster_find_what_a_search_finds_with_few_requests(
-    known: bool,
-) -> None:
+async def test_look_ups_in_a_cluster_find_the_same_with_few_requests(known: bool) -> None:
     async with timed(lambda offset: offset // 4 * 10, known=known) as (_, world, reader):
         stream = world.streams[1]
         times = [time_of(world)(record) for record in stream.records]

@@ -66,9 +66,7 @@ async def test_a_call_is_repeated_until_it_is_taken(status: grpc.StatusCode, rea
 
 
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
-async def test_the_deadline_ends_a_call_that_is_never_taken(
-    status: grpc.StatusCode, reason: str
-) -> None:
+async def test_the_deadline_ends_a_call_never_taken(status: grpc.StatusCode, reason: str) -> None:
     async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
         cluster.fail_next(methods.CREATE_STREAMS, status, reason, times=FOREVER)
         began = time.monotonic()
@@ -271,9 +269,7 @@ async def test_controllers_without_sessions_are_asked_once() -> None:
     assert told == []
 
 
-async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_writer_keeps_its_session_until_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[HeartbeatAnswer] = []
     refusals: list[Exception] = []
 
@@ -333,9 +329,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[FailureKind]:
     return seen
 
 
-async def test_a_call_above_the_number_that_may_be_under_way_is_repeated_until_there_is_room(
-    failures: list[FailureKind],
-) -> None:
+async def test_a_call_above_the_limit_is_repeated_until_then(failures: list[FailureKind]) -> None:
     has_room, arrived = asyncio.Event(), 0
 
     async def wait() -> None:
@@ -367,7 +361,7 @@ async def test_a_call_above_the_number_that_may_be_under_way_is_repeated_until_t
     assert len(failures) < _ATTEMPTS_MAX
 
 
-async def test_calls_that_a_busy_controller_has_not_begun_are_repeated_and_all_answered(
+async def test_calls_not_begun_by_a_busy_controller_are_repeated(
     failures: list[FailureKind],
 ) -> None:
     """Those beyond what may wait are cancelled; to the client their outcome is unknown."""

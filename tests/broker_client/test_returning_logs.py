@@ -97,9 +97,7 @@ LATE = [b"logged %d" % number for number in range(5, 10)]
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 8])
-async def test_a_log_that_returns_after_others_wrote_is_set_aside_whole(
-    logged: Logged, count: int
-) -> None:
+async def test_a_log_is_set_aside_whole_after_others_wrote(logged: Logged, count: int) -> None:
     stream_id = await logged.acknowledge()
     other = await logged.start(LOGLESS)
     others = [b"other %d" % number for number in range(count)]
@@ -141,9 +139,7 @@ async def test_a_log_returns_to_a_stream_that_was_closed_and_opened_again(logged
     await back.close()
 
 
-async def test_every_process_opens_what_it_inherits_under_an_epoch_of_its_own(
-    logged: Logged,
-) -> None:
+async def test_every_process_opens_inherited_streams_under_its_epoch(logged: Logged) -> None:
     stream_id = await logged.acknowledge()
     epochs = []
     for _ in range(3):

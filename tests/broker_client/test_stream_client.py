@@ -88,7 +88,7 @@ async def test_a_client_without_a_node_only_reads(cluster: LocalCluster) -> None
             await reading.append(stream_id, b"refused")
 
 
-async def test_a_restarted_broker_goes_on_with_its_streams_and_its_log(
+async def test_a_restarted_broker_resumes_from_its_log(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     config = StreamClientConfig(
@@ -110,9 +110,7 @@ async def test_a_restarted_broker_goes_on_with_its_streams_and_its_log(
         assert [one.payload for one in await restarted.read(stream_id, 0)] == [b"logged", b"next"]
 
 
-async def test_of_two_processes_of_a_node_the_older_one_stops_at_once(
-    cluster: LocalCluster,
-) -> None:
+async def test_the_older_of_two_processes_of_a_node_stops_at_once(cluster: LocalCluster) -> None:
     place = (cluster.endpoints, cluster.store_uri)
     held = StreamClientConfig(writer=WriterConfig(linger_s=60.0))
     async with await StreamClient.open(*place, node_id=4, node_epoch=1, config=held) as old:
@@ -207,9 +205,7 @@ async def test_a_session_without_a_writer_trims_what_is_committed(cluster: Local
         assert covered.require_all() == {stream_id: 7}
 
 
-async def test_a_trim_of_a_stream_whose_writes_failed_ends_at_what_is_committed(
-    cluster: LocalCluster,
-) -> None:
+async def test_a_trim_of_a_failed_stream_ends_at_its_committed_end(cluster: LocalCluster) -> None:
     async with await StreamClient.open(
         cluster.endpoints, cluster.store_uri, node_id=9, config=FAST
     ) as client:
@@ -234,9 +230,7 @@ async def test_a_stream_is_created_appended_to_and_iterated(client: StreamClient
     assert (described.tags, described.end_offset) == ({"topic": "orders"}, 3)
 
 
-async def test_an_iteration_ends_where_the_stream_ended_at_its_beginning(
-    client: StreamClient,
-) -> None:
+async def test_an_iteration_ends_at_the_end_of_the_stream_as_it_was(client: StreamClient) -> None:
     stream = await client.create_stream()
     await stream.append([b"0", b"1"])
     seen = []

@@ -115,9 +115,7 @@ def test_objects_have_the_bytes_that_the_format_gives_for_their_records(
         max_size=3,
     )
 )
-def test_time_bounds_hold_for_every_record_or_are_unknown(
-    streams: list[list[tuple[int, int] | None]],
-) -> None:
+def test_time_bounds_hold_or_are_unknown(streams: list[list[tuple[int, int] | None]]) -> None:
     runs = []
     for stream_id, times in enumerate(streams):
         run = run_of(stream_id, [])
@@ -135,9 +133,7 @@ def test_time_bounds_hold_for_every_record_or_are_unknown(
     assert (content.min_timestamp_ms, content.max_timestamp_ms) == wanted
 
 
-def test_memory_is_given_back_while_records_move_and_not_only_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_released_while_records_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object may be as large as a batch: it must not be in memory twice."""
     runs = [run_of(stream_id, [100_000] * 10) for stream_id in range(8)]
     left = [sum(run.encoded_bytes for run in runs)]
@@ -217,9 +213,7 @@ async def test_discarded_ids_are_not_given_out() -> None:
         assert (await ids.take(2)).ids == (STOCK_MIN, STOCK_MIN + 1)
 
 
-async def test_a_stock_that_is_discarded_while_ids_are_fetched_is_fetched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_discarded_stock_of_ids_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as b:
         ids = ObjectIds(b.session, 600.0)
         await ids.take(3)

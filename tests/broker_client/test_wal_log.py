@@ -75,9 +75,7 @@ async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("call", "number"), [("write", errno.EIO), ("sync", errno.EIO), ("sync", errno.ENOSPC)]
 )
-async def test_a_failed_call_breaks_the_log_for_good(
-    tmp_path: Path, call: str, number: int
-) -> None:
+async def test_a_failed_call_breaks_the_log_forever(tmp_path: Path, call: str, number: int) -> None:
     """So does a sync that finds no room: what it was to make durable may be gone already."""
     files = OrderedFiles()
     files.error = OSError(number, "the disk is gone")
@@ -204,9 +202,7 @@ async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
         assert kept(log) == [3]
 
 
-async def test_a_log_heals_though_its_state_had_no_room_when_it_was_to_start_over(
-    tmp_path: Path,
-) -> None:
+async def test_a_log_heals_though_its_state_had_no_room_to_start_over(tmp_path: Path) -> None:
     def obey(call: str, _bytes: range) -> None:
         if call == "write" and is_full:
             raise DiskFullError(errno.ENOSPC, "no room")

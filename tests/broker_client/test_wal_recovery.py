@@ -264,7 +264,7 @@ async def test_appends_are_acknowledged_while_the_store_is_down_and_survive_it()
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-async def test_a_close_that_gives_up_batches_does_not_say_that_it_is_clean(
+async def test_giving_up_batches_is_no_clean_end(
     monkeypatch: pytest.MonkeyPatch, is_down: bool
 ) -> None:
     store, ends = SwitchedStore(), []

@@ -278,9 +278,7 @@ async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
 
 
 @pytest.mark.parametrize("split_bytes", [1, 1000], ids=["stream objects", "set object"])
-async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
-    split_bytes: int,
-) -> None:
+async def test_one_bad_stream_fails_alone_until_it_is_attached_again(split_bytes: int) -> None:
     seen = Recorder()
     async with writing(3, observer=seen, split_bytes=split_bytes) as (b, writer):
         await b.steal(1)
@@ -298,9 +296,7 @@ async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
         assert (("refused", [1]) in seen.seen) == (split_bytes == 1)
 
 
-async def test_nothing_is_committed_behind_a_failure_of_its_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nothing_is_committed_behind_a_failed_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second batch is in the store already when the first one's failure comes to bar it."""
     stored = threading.Event()
     async with writing(2, upload_bytes=4) as (b, writer):

@@ -141,9 +141,7 @@ async def test_the_log_keeps_what_is_not_committed() -> None:
         assert log.trims == [1, 2]
 
 
-async def test_passing_failures_are_repeated_until_they_pass(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_passing_failures_are_repeated_until_then(caplog: pytest.LogCaptureFixture) -> None:
     log = FakeLog()
     async with writing(
         2, log=log, deadline=1.0, durability="wal", commit_deadline_s=0.1, upload_bytes=1
@@ -174,7 +172,7 @@ async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
         assert log.trims == []
 
 
-async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
+async def test_rejected_records_are_set_aside_then_trimmed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = FakeLog()
@@ -293,9 +291,7 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
         assert log.trims == []
 
 
-async def test_a_store_that_fails_for_a_while_does_not_end_trimming(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_passing_failure_does_not_end_trimming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wal_acks, "_PATIENCE", Patience(Backoff(0.001, 0.002)))
     log = FakeLog()
     async with writing(2, log=log, durability="wal", upload_bytes=1) as (b, writer):
@@ -551,9 +547,7 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
         assert len(store.objects()) == (15 if streams == 1 else 20)
 
 
-async def test_later_batches_have_later_ids_whichever_passes_the_check_of_the_bucket_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_later_batches_have_later_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = 0
     encode, passed = Uploader.encode, BucketCheck.require
 

@@ -124,7 +124,7 @@ def test_nothing_is_ever_overwritten(certs: Certs, made: Path) -> None:
         (("broker", "--id", "7", "--cluster-id", "demo", "--days", "0"), "--days"),
     ],
 )
-def test_an_impossible_identity_is_a_mistake_of_the_caller(
+def test_wrong_identity_is_usage(
     certs: Certs, made: Path, words: tuple[str, ...], told: str
 ) -> None:
     before = sorted(made.iterdir())
@@ -134,9 +134,7 @@ def test_an_impossible_identity_is_a_mistake_of_the_caller(
     assert sorted(made.iterdir()) == before
 
 
-def test_an_authority_s_key_beside_its_certificates_is_refused(
-    certs: Certs, tmp_path: Path
-) -> None:
+def test_an_authority_key_beside_its_certificates_is_refused(certs: Certs, tmp_path: Path) -> None:
     code, answer = certs("ca", folder="ca")
     assert code == 2
     assert "hoose a folder" in answer["error"]["message"]
@@ -235,9 +233,7 @@ def test_a_key_of_another_certificate_is_told(certs: Certs, made: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", None])
-def test_a_file_that_holds_no_certificate_is_named(
-    certs: Certs, tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_foreign_file_is_named(certs: Certs, tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "strange.pem"
     if content is not None:
         path.write_bytes(content)

@@ -84,9 +84,7 @@ def test_a_cluster_is_judged_and_left_as_it_was(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.process
-def test_a_leader_that_stands_still_fails_the_check_and_nothing_is_left(
-    cluster: LocalCluster,
-) -> None:
+def test_a_stopped_leader_fails_the_check_and_nothing_is_left(cluster: LocalCluster) -> None:
     leader = cluster.children[leader_of(cluster)]
     process = begun(cluster, "--rate", "50", "--duration", "5s", "--timeout", "30")
     wait_until(lambda: keys(cluster) != [], "the check to write")

@@ -176,9 +176,7 @@ def test_what_a_departed_node_has_left_is_compacted_for_it(cluster: LocalCluster
 
 
 @pytest.mark.process
-async def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_a_broker_goes_on_during_compactions(cluster: LocalCluster, tmp_path: Path) -> None:
     """Its process is not fenced, its readers see every record; SIGTERM ends it in good order."""
     async with broker(cluster, 1006) as one:
         await one.upload(2)

@@ -85,9 +85,7 @@ def test_what_nobody_sets_is_the_default(tmp_path: Path) -> None:
         ("listen =", "must be TOML"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_by_its_name(
-    tmp_path: Path, text: str, told: str
-) -> None:
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "c.toml"
     file.write_text(text)
     answer = streammeta("config", "show", "--config", str(file))

@@ -129,9 +129,7 @@ def test_restarts_of_a_controller_that_keeps_ending_are_delayed_up_to_a_bound() 
     assert scene.end(2) == 0.5
 
 
-def test_a_port_in_use_is_named_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_in_use_is_named_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -147,9 +145,7 @@ def test_a_port_in_use_is_named_before_anything_is_written(
 
 
 @pytest.mark.process
-def test_a_killed_controller_of_a_new_cluster_runs_again_at_the_newest_level(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_controller_runs_again_at_the_newest_level(tmp_path: Path) -> None:
     words = [*PROGRAM, "dev", "--data-dir", str(tmp_path), "--port", str(_first_port())]
     child = start_child("dev", [*words, "--format", "json"], tmp_path / "dev.log")
     try:

@@ -120,9 +120,7 @@ def test_completion_for_shells(shell: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("words", "exit_code"), [(("-V",), 2), (("ls", "/nodes"), 1)])
-def test_the_program_fails_in_one_object_on_standard_output_and_by_its_exit_code(
-    words: tuple[str, ...], exit_code: int
-) -> None:
+def test_the_program_fails_in_one_object_on_stdout(words: tuple[str, ...], exit_code: int) -> None:
     done = run([*PROGRAM, "shell", "--connect", "127.0.0.1:1", "--format=json", *words])
     answer = json.loads(done.stdout)
     assert (done.returncode, done.stderr, answer["ok"]) == (exit_code, "", False)
@@ -217,7 +215,7 @@ def test_storage_and_client_need_no_extra_and_an_s3_address_names_its_own() -> N
         ),
     ],
 )
-def test_a_command_names_the_extra_that_it_needs(
+def test_commands_name_extras(
     missing: tuple[str, ...], words: list[str], code: int, said: str
 ) -> None:
     done = run_without(
@@ -324,7 +322,7 @@ def test_a_failure_keeps_what_was_found_before_it(capsys: pytest.CaptureFixture[
         ("AUDIT_UNAVAILABLE", "ake the controllers' audit log writable"),
     ],
 )
-def test_raw_grpc_failure_is_explained(
+def test_grpc_failure_has_a_hint(
     capsys: pytest.CaptureFixture[str], reason: str, hint: str
 ) -> None:
     cluster = FakeCluster()
@@ -371,9 +369,7 @@ def test_bash_completes_words_by_the_script(words: str, found: str) -> None:
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [found], "")
 
 
-def test_the_version_is_told_with_the_levels_that_it_can_run_at(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_version_is_shown_with_its_feature_levels(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(cli, ["version", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["version"] == metadata.version("streammeta")
@@ -450,9 +446,7 @@ def test_a_listener_whose_error_has_the_cause_alone() -> None:
     assert "choose another address to listen on" in explain(error).hint
 
 
-def test_a_kafka_broker_on_a_port_in_use_names_the_address(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_kafka_broker_names_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

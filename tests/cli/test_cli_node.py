@@ -96,9 +96,7 @@ def test_a_node_is_unregistered_at_its_present_epoch(controller: FakeController)
     assert (asked.node.node_id, asked.node.node_epoch) == (7, 11)
 
 
-def test_a_dry_run_lists_what_the_node_owes_on_all_pages_and_asks_for_nothing(
-    controller: FakeController,
-) -> None:
+def test_a_dry_run_lists_all_owed_uploads_and_changes_none(controller: FakeController) -> None:
     for stream_id in range(3):
         stream = streams_pb2.StreamDescription(stream_id=stream_id)
         owed = {"stream_id": stream_id, "start_offset": 10, "end_offset": 15}

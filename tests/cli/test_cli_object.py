@@ -54,9 +54,7 @@ def kafka_object(*payloads: bytes) -> bytes:
     return builder.finish().data
 
 
-def test_a_published_object_shows_the_published_lines(
-    sound: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_object_is_shown_alike(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dump("--decode", "metastream", "--stream", "3", sound) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[: len(PUBLISHED_LINES)] == PUBLISHED_LINES
@@ -105,9 +103,7 @@ def test_the_same_in_json(sound: Path) -> None:
     assert found["records"][1]["meta"]["value"]["r"] == 50540
 
 
-def test_kafka_batches_show_with_their_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kafka_batches_show_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [kafka_record(0, b"k", b"v\x1b" + bytes(100)), kafka_record(1, None, None)]
     path = tmp_path / "object"
     path.write_bytes(
@@ -152,7 +148,7 @@ def test_a_batch_whose_checksum_does_not_hold_is_damage(tmp_path: Path) -> None:
     assert found["records"][0]["batches"][0]["checksum_holds"] is False
 
 
-def test_a_corrupt_object_shows_what_is_left_and_fails(
+def test_a_corrupt_object(
     sound: Path, published: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sound.write_bytes(published[:-1])

@@ -83,16 +83,12 @@ def wait_for(store: MemoryObjectStore, *, is_declared: bool, number: int = 2) ->
     )
 
 
-def test_a_cluster_that_was_never_restored_waits_for_nobody(
-    store: MemoryObjectStore, waiting: Waiting
-) -> None:
+def test_a_cluster_never_restored_does_not_wait(store: MemoryObjectStore, waiting: Waiting) -> None:
     wait_for(store, is_declared=False)
     assert waiting.now == 0
 
 
-def test_the_lease_is_waited_out_once_and_the_bucket_says_so(
-    store: MemoryObjectStore, waiting: Waiting
-) -> None:
+def test_the_lease_is_waited_out_and_marked(store: MemoryObjectStore, waiting: Waiting) -> None:
     begin_generation(store, 2)
     wait_for(store, is_declared=False)
     assert waiting.now == FENCE_WAIT_MS / 1000
@@ -101,9 +97,7 @@ def test_the_lease_is_waited_out_once_and_the_bucket_says_so(
     assert waiting.now == FENCE_WAIT_MS / 1000, "a repeat finds the mark"
 
 
-def test_nothing_is_marked_before_the_wait_is_over(
-    store: MemoryObjectStore, waiting: Waiting
-) -> None:
+def test_nothing_is_marked_before_the_wait_ends(store: MemoryObjectStore, waiting: Waiting) -> None:
     generation = begin_generation(store, 2)
     seen: list[Generation | None] = []
     waiting.events.append(
@@ -113,9 +107,7 @@ def test_nothing_is_marked_before_the_wait_is_over(
     assert seen == [generation]
 
 
-def test_a_controller_that_has_waited_ends_the_wait(
-    store: MemoryObjectStore, waiting: Waiting
-) -> None:
+def test_a_controller_that_waited_ends_it(store: MemoryObjectStore, waiting: Waiting) -> None:
     begin_generation(store, 2)
     mark = Fenced(cluster_uuid="u-2", number=2, is_declared=False, created_ms=1)
     waiting.events.append((5, lambda: put_fenced(store, NAMESPACE, mark)))
@@ -124,7 +116,7 @@ def test_a_controller_that_has_waited_ends_the_wait(
 
 
 @pytest.mark.parametrize("is_declared", [False, True])
-def test_another_clusters_generation_is_never_marked(
+def test_only_the_own_mark_is_set(
     store: MemoryObjectStore, waiting: Waiting, is_declared: bool
 ) -> None:
     """A command that is repeated late says nothing about controllers it does not know."""
@@ -135,9 +127,7 @@ def test_another_clusters_generation_is_never_marked(
     assert read_ownership(store, NAMESPACE).unfenced == newer
 
 
-def test_an_operator_may_declare_the_old_controllers_stopped(
-    store: MemoryObjectStore, waiting: Waiting
-) -> None:
+def test_an_operator_may_declare_them_stopped(store: MemoryObjectStore, waiting: Waiting) -> None:
     begin_generation(store, 2)
     wait_for(store, is_declared=True)
     assert waiting.now == 0
@@ -171,9 +161,7 @@ def test_a_call_is_repeated_until_the_leader_has_seen_the_fence(waiting: Waiting
 
 
 @pytest.mark.parametrize("words", [("adopt", "--yes"), ("finish",)])
-def test_the_bucket_is_read_after_the_wait(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_follows_the_wait(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the old cluster acknowledges until the end of its lease is in the bucket then."""
     order: list[str] = []
 

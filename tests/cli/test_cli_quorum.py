@@ -324,7 +324,7 @@ def test_when_writes_stop_short_of_the_offset_another_one_is_taken() -> None:
     ("world", "error", "third"),
     [({"differs": (3,)}, "DIFFERENT", "DIFFERENT"), ({"silent": 1}, "NO_ANSWER", "no answer")],
 )
-def test_a_member_that_differs_or_is_silent_is_named_among_the_others(
+def test_a_different_or_silent_member_is_named(
     world: dict[str, Any], error: str, third: str
 ) -> None:
     with cluster(FakeLog(), **world) as members:
@@ -366,9 +366,7 @@ def said(node_id: int, state: bytes, log: bytes = b"l") -> admin_pb2.StateHashRe
         ({1: b"a", 2: b"b", 3: b"c"}, [2, 3]),
     ],
 )
-def test_who_differs_from_what_most_say_is_different(
-    hashes: dict[int, bytes], different: list[int]
-) -> None:
+def test_controllers_unlike_most_differ(hashes: dict[int, bytes], different: list[int]) -> None:
     answers = {f"h:{node}": said(node, value) for node, value in hashes.items()}
     rows = judge(answers, LEADER)
     assert [row.node_id for row in rows if row.verdict is Verdict.DIFFERENT] == different

@@ -45,9 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_an_export_holds_every_section_with_its_columns_and_types(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_holds_every_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out" / "deep"
     code, answer = export(source, target)
     assert (code, answer["ok"]) == (0, True)
@@ -101,9 +99,7 @@ def test_overwriting_replaces_an_export_and_leaves_foreign_files_alone(tmp_path:
 @pytest.mark.parametrize(
     "manifest", [None, "no json", '{"version": 1}', '{"version": 9, "files": []}']
 )
-def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
-    tmp_path: Path, manifest: str | None
-) -> None:
+def test_files_of_others_are_never_overwritten(tmp_path: Path, manifest: str | None) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     target.mkdir()
     (target / "streams.parquet").write_text("mine")
@@ -115,9 +111,7 @@ def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
     assert files(target) == before
 
 
-def test_an_interrupted_export_says_so_and_can_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_export_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     write = DirectoryTarget.write
 
@@ -136,9 +130,7 @@ def test_an_interrupted_export_says_so_and_can_be_replaced(
 
 
 @pytest.mark.parametrize("cut", [10, -1])
-def test_a_damaged_checkpoint_is_refused_before_anything_is_written(
-    tmp_path: Path, cut: int
-) -> None:
+def test_a_damaged_checkpoint_is_refused_before_any_write(tmp_path: Path, cut: int) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     source.write_bytes(source.read_bytes()[:cut])
     code, answer = export(source, target)
@@ -150,9 +142,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_written(
     "words",
     [["--to", "parquet", "out"], ["c", "--to", "csv", "out"], ["c", "--to", "parquet"], ["c"]],
 )
-def test_a_call_without_source_or_target_is_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
+def test_source_and_target_are_required(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.delenv("STREAMMETA_CONNECT", raising=False)
     answer = streammeta("snapshot", "export", *words)
     assert (answer["exit_code"], answer["error"]["code"]) == (2, "USAGE")

@@ -12,7 +12,7 @@ import pytest
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.engines.spark_session import SparkConfig, spark_session
 from streammeta.reconcile.plan import PlanConfig, plan
-from tests.reconcile.fake_controller import FakeMap, LocalBucket, serving
+from tests.reconcile.fake_controller import FakeMap, LocalBucket, Scene, serving
 
 _FOR_SHORT_JOBS = """\
 spark.sql.codegen.wholeStage   false
@@ -58,6 +58,11 @@ def bucket(state: FakeMap, tmp_path: Path) -> LocalBucket:
 def endpoint(state: FakeMap) -> Iterator[str]:
     with serving(state) as where:
         yield where
+
+
+@pytest.fixture
+def scene(state: FakeMap, bucket: LocalBucket, endpoint: str, tmp_path: Path) -> Scene:
+    return Scene(state, bucket, endpoint, tmp_path)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import numpy as np
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.reconcile.cluster.identity import ClusterIdentity
+from streammeta.reconcile.plan import PlanConfig
 from streammeta.reconcile.plans.plan_folder import PlanResult
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import Verdict
@@ -272,6 +273,26 @@ class LocalBucket:
     def keys(self) -> set[str]:
         """All keys but the markers'."""
         return {key for info in self.store.list_objects() if not is_marker(key := info.key)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A fake controller at `endpoint`, its bucket, and a folder for plans."""
+
+    state: FakeMap
+    bucket: LocalBucket
+    endpoint: str
+    root: Path
+
+    def fill(self, live: Iterable[int], orphans: Iterable[int] = ()) -> None:
+        """Store objects of ten bytes; the map has committed the live ones alone."""
+        self.state.objects = {i: MapObject(COMMITTED, size=10) for i in live}
+        for object_id in (*self.state.objects, *orphans):
+            self.bucket.put(own(object_id))
+
+    def config(self, folder: str, **settings: Any) -> PlanConfig:
+        """Return the settings of a plan in a folder below the scene's own."""
+        return PlanConfig(self.bucket.uri, (self.endpoint,), self.root / folder, **settings)
 
 
 def own(object_id: int) -> str:

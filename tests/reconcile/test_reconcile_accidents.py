@@ -41,7 +41,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo, ObjectStore
 from streammeta.v1 import objects_pb2
 from tests.kit.memory_store import MemoryObjectStore
-from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, own
+from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, Scene, own
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reconciliation.md"
@@ -98,9 +98,7 @@ def peak_of(draft: Path) -> int:
         tracemalloc.stop()
 
 
-def test_memory_does_not_grow_with_the_bucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(MetadataJoin, objects_a_partition=1_000, kept_bytes=100_000)
     monkeypatch.setattr(local_verdicts, "MetadataJoin", small)
     monkeypatch.setattr(metadata_join, "_ROWS_A_RUN", 10_000)
@@ -116,9 +114,7 @@ def test_memory_does_not_grow_with_the_bucket(
     assert peaks[500_000] < 1.5 * peaks[100_000], "five times the bucket"
 
 
-def test_candidates_come_in_small_pieces_in_the_order_of_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_come_in_order_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_engine, "_ROWS_SORTED", 2_000)
     keys = [own(one) for one in range(5_000)]
     schema = arrow_schema(CANDIDATE_COLUMNS)
@@ -134,11 +130,9 @@ def test_candidates_come_in_small_pieces_in_the_order_of_keys(
     assert sorted(key for piece in pieces for key in piece) == sorted(keys)
 
 
-def test_shards_are_listed_at_once(
-    bucket: LocalBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_listed_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for object_id in range(20):
-        bucket.put(own(object_id))
+        scene.bucket.put(own(object_id))
     together = threading.Barrier(8, timeout=60)
     arrived: list[Shard] = []
     real = shards.listed_rows
@@ -152,7 +146,7 @@ def test_shards_are_listed_at_once(
         yield from real(store, shard, namespace)
 
     monkeypatch.setattr(local_engine, "listed_rows", wait_for_others)
-    assert LocalEngine().list_bucket(bucket.uri, OWN, shards_of(1), tmp_path / "l") == 21
+    assert LocalEngine().list_bucket(scene.bucket.uri, OWN, shards_of(1), scene.root / "l") == 21
 
 
 class CountingStore(MemoryObjectStore):

@@ -35,7 +35,7 @@ from streammeta.v1 import common_pb2, objects_pb2
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.real_cluster import prepare_object, running_cluster, streammeta
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, Scene, own
 from tests.reconcile.test_reconcile_audit import lines_of
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench
 
@@ -127,9 +127,7 @@ def test_it_is_deleted_once_its_stream_has_passed_it_or_is_deleted(bench: Conten
     assert bench.outcomes() == [Outcome.GONE, DELETED]
 
 
-def test_a_stream_that_the_map_has_not_issued_is_ahead_and_a_deleted_one_is_not(
-    bench: ContentBench,
-) -> None:
+def test_an_unissued_stream_is_ahead_and_a_deleted_one_is_not(bench: ContentBench) -> None:
     bench.order = replace(bench.order, next_stream_id=50)
     bench.hold(uploaded((49, 0, 1)), uploaded((50, 0, 1)), uploaded((2**40, 0, 1)))
     assert bench.outcomes() == [DELETED, AHEAD, AHEAD]
@@ -164,9 +162,7 @@ def test_what_is_no_object_of_records_is_deleted(bench: ContentBench) -> None:
 @pytest.mark.parametrize(
     "error", [AccessDeniedError("not this one"), StoreUnavailableError("no answer in time")]
 )
-def test_what_can_not_be_read_is_kept_and_tried_by_the_next_run(
-    bench: ContentBench, error: StorageError
-) -> None:
+def test_unreadable_objects_wait_for_the_next_run(bench: ContentBench, error: StorageError) -> None:
     bench.hold(uploaded((1, 8, 10)), b"x" * 100)
     reading(bench, 0, error)
     judged = {one.candidate.object_id: one for one in bench.judged()}
@@ -234,9 +230,7 @@ def test_the_leader_is_asked_once_for_a_batch(bench: ContentBench) -> None:
     assert outcomes == [AHEAD if one + 1 > ends[one] else DELETED for one in range(150)]
 
 
-def test_the_leader_is_asked_before_too_many_entries_are_in_memory(
-    bench: ContentBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_leader_is_asked_in_time(bench: ContentBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_of_metadata, "_ENTRIES_A_CALL", 100)
     bench.hold(*(uploaded((1, one, one + 1)) for one in range(150)))
     assert bench.outcomes() == [AHEAD if one + 1 > 10 else DELETED for one in range(150)]
@@ -327,11 +321,9 @@ def test_a_plan_of_an_earlier_version_knows_no_stream_to_be_deleted(
     assert left(bucket, range(100, 103)) == [100, 101, 102]
 
 
-def test_a_round_of_watch_says_it_too(
-    rolled_back: FakeMap, bucket: LocalBucket, endpoint: str, tmp_path: Path
-) -> None:
+def test_a_round_of_watch_says_it_too(rolled_back: FakeMap, scene: Scene, tmp_path: Path) -> None:
     planned = PlanConfig(
-        store=bucket.uri, connect=(endpoint,), folder=tmp_path / "rounds", max_share=1
+        store=scene.bucket.uri, connect=(scene.endpoint,), folder=tmp_path / "rounds", max_share=1
     )
     applied = ApplyConfig(tmp_path / "rounds", delete=True)
     told: list[Any] = []

@@ -26,7 +26,13 @@ from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.undo import undo
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import (
+    OWN,
+    FakeMap,
+    LocalBucket,
+    Scene,
+    own,
+)
 
 LIVE = range(40)
 ORPHANS = range(100, 130)
@@ -37,13 +43,15 @@ NOTICED = "stopping after the current work. Another signal stops at once"
 
 
 @pytest.fixture
-def folder(bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path) -> Path:
+def folder(scene: Scene) -> Path:
     """A plan with candidates for three batches."""
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in LIVE}
-    for object_id in (*LIVE, *ORPHANS):
-        bucket.put(own(object_id))
-    folder = tmp_path / "p"
-    plan(PlanConfig(bucket.uri, (endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL))
+    scene.fill(LIVE, ORPHANS)
+    folder = scene.root / "p"
+    plan(
+        PlanConfig(
+            scene.bucket.uri, (scene.endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL
+        )
+    )
     return folder
 
 
@@ -226,9 +234,7 @@ def test_a_signal_ends_an_undo_after_the_batch_under_way_and_the_next_one_goes_o
     assert bucket.keys() == before
 
 
-def test_a_signal_in_the_last_batch_of_an_undo_leaves_nothing_to_do(
-    bucket: LocalBucket, folder: Path
-) -> None:
+def test_a_signal_in_the_last_batch_leaves_nothing_to_do(bucket: LocalBucket, folder: Path) -> None:
     before = bucket.keys()
     apply(ApplyConfig(folder, delete=True, quarantine=True, engine=EngineName.LOCAL))
     has_begun = threading.Event()

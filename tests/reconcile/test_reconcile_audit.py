@@ -23,7 +23,7 @@ from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT, Attempt, Othe
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import Scene, own
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench, FakeLeader
 
 
@@ -42,19 +42,11 @@ def told(lines: list[dict[str, Any]], verdict: str) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["delete", "quarantine", "tag"])
 def test_each_change_is_in_a_chain_that_verifies(
-    engine: EngineName,
-    bucket: LocalBucket,
-    state: FakeMap,
-    endpoint: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    mode: str,
+    engine: EngineName, scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
 ) -> None:
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(60)}
-    for object_id in range(60):
-        bucket.put(own(object_id))
-    orphans = {bucket.put(own(i), 4) for i in range(100, 110)}
-    plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p"))
+    scene.fill(range(60))
+    orphans = {scene.bucket.put(own(i), 4) for i in range(100, 110)}
+    plan(PlanConfig(store=scene.bucket.uri, connect=(scene.endpoint,), folder=tmp_path / "p"))
     order = ApplyConfig(
         tmp_path / "p",
         engine=engine,
@@ -87,9 +79,7 @@ def test_no_audit_line_no_deletion(tmp_path: Path) -> None:
     assert bench.stored() == set(range(5))
 
 
-def test_a_line_is_there_before_the_deletion_and_tells_of_doubt_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_precedes_its_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path)
     seen: list[list[str]] = []
 
@@ -121,9 +111,7 @@ def chains_of(folder: Path) -> list[Verified]:
 
 
 @pytest.mark.parametrize("is_amid", [False, True], ids=["between batches", "amid a batch"])
-def test_attempts_that_run_at_once_have_a_chain_each_and_a_line_for_each_deletion(
-    tmp_path: Path, is_amid: bool
-) -> None:
+def test_concurrent_attempts_have_chains_and_lines_for_all(tmp_path: Path, is_amid: bool) -> None:
     bench = Bench(tmp_path, 8)
     order = replace(bench.order, keys_per_s=2)
     leaders = [FakeLeader(bench.state), FakeLeader(bench.state)]
@@ -169,9 +157,7 @@ def test_a_repeated_attempt_counts_what_the_one_before_it_deleted(tmp_path: Path
     assert repeated == ["another attempt of this task had deleted it"] * 3
 
 
-def test_a_key_that_another_attempt_deletes_before_its_copy_counts_as_deleted(
-    tmp_path: Path,
-) -> None:
+def test_a_key_that_another_attempt_deletes_first_counts_as_deleted(tmp_path: Path) -> None:
     bench = Bench(tmp_path, count=3)
     bench.order = replace(bench.order, quarantine=True)
     copy, other = bench.store.copy, Attempt(7, 9)
@@ -199,9 +185,7 @@ def test_an_absent_key_that_another_attempt_was_to_tag_is_gone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("other", [Attempt(8, 9), Attempt(7, 3)], ids=["task", "run"])
-def test_a_key_that_no_attempt_of_this_task_began_was_absent_before(
-    tmp_path: Path, other: Attempt
-) -> None:
+def test_a_key_that_no_attempt_began_was_absent_before(tmp_path: Path, other: Attempt) -> None:
     bench = Bench(tmp_path)
     bench.run()
     bench.attempt = other
@@ -230,9 +214,7 @@ def test_an_attempt_that_ends_between_its_lines_is_finished_by_the_next(tmp_path
     assert [chain.breaks for chain in chains_of(tmp_path / "audit")] == [[], []]
 
 
-def test_an_attempt_is_known_by_the_id_that_no_repeated_stage_gives_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_attempt_is_known_by_an_id_that_never_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import TaskContext
 
     from streammeta.reconcile.engines.spark_engine import _this_attempt

@@ -17,7 +17,15 @@ from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.cluster_files.bucket_marker import IdClaim, put_claim
 from streammeta.storage.object_store.protocol.base import ObjectStore
-from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import (
+    COMMITTED,
+    OWN,
+    FakeMap,
+    LocalBucket,
+    MapObject,
+    Scene,
+    own,
+)
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench
 
 ORPHANS = {own(at) for at in range(100, 105)}
@@ -55,23 +63,19 @@ def is_whole(bucket: LocalBucket) -> bool:
     return set(bucket.keys()) >= ORPHANS
 
 
-def test_a_plan_by_a_map_below_the_claims_is_not_applied(
-    bucket: LocalBucket, state: FakeMap, config: PlanConfig
-) -> None:
-    claim(bucket.store, state.issued_below + 1)
+def test_a_plan_by_a_map_below_the_claims_is_not_applied(scene: Scene, config: PlanConfig) -> None:
+    claim(scene.bucket.store, scene.state.issued_below + 1)
     made = plan(config)
     assert made.classes[Verdict.ORPHAN] == Tally(5, 50)
     assert failed_guards(made) == {"map_age"}
     with pytest.raises(PlanError, match="restored"):
         apply(ApplyConfig(config.folder, delete=True, engine=EngineName.LOCAL))
-    assert is_whole(bucket)
+    assert is_whole(scene.bucket)
 
 
-def test_a_plan_by_a_map_at_the_newest_claim_is_applied(
-    bucket: LocalBucket, state: FakeMap, config: PlanConfig
-) -> None:
-    for bound in (500, state.issued_below):
-        claim(bucket.store, bound)
+def test_a_plan_by_a_map_at_the_newest_claim_is_applied(scene: Scene, config: PlanConfig) -> None:
+    for bound in (500, scene.state.issued_below):
+        claim(scene.bucket.store, bound)
     assert failed_guards(plan(config)) == set()
     done = apply(ApplyConfig(config.folder, delete=True, engine=EngineName.LOCAL))
     assert done.outcomes == {Outcome.DELETED: Tally(5, 50)}

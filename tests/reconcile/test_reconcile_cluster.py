@@ -66,9 +66,7 @@ def test_a_driver_that_runs_all_tasks_listens_on_the_loopback_interface_alone() 
 
 
 @pytest.mark.usefixtures("settings")
-def test_an_interpreter_that_was_chosen_for_executors_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interpreter_chosen_for_executors_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
     spark_session._prepare_environment("yarn")
     assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"

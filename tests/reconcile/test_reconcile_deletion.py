@@ -236,9 +236,7 @@ def test_without_a_leader_nothing_is_deleted(bench: Bench) -> None:
         ({"next_object_id": 999}, "restored to an earlier state"),
     ],
 )
-def test_another_or_an_older_map_frees_nothing(
-    bench: Bench, change: dict[str, Any], complaint: str
-) -> None:
+def test_another_map_frees_no_key(bench: Bench, change: dict[str, Any], complaint: str) -> None:
     bench.state = replace(bench.state, **change)
     judged = bench.judged()
     assert {one.outcome for one in judged} == {Outcome.FAILED}
@@ -287,7 +285,7 @@ def test_losing_the_leader_stops_the_task(bench: Bench) -> None:
         ("list_objects", errors.AccessDeniedError("no claims to be had")),
     ],
 )
-def test_a_store_that_serves_nobody_stops_the_task(
+def test_an_unusable_store_ends_task(
     bench: Bench, operation: str, error: errors.StorageError
 ) -> None:
     bench.store.fail_next(operation, error)
@@ -362,7 +360,7 @@ def test_a_repeated_key_is_checked_anew(bench: Bench) -> None:
     assert bench.stored() == {3}
 
 
-def test_a_deletion_whose_answer_was_slow_down_counts_as_deleted(
+def test_a_throttled_deletion_may_have_worked(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = bench.store.delete_many
@@ -377,9 +375,7 @@ def test_a_deletion_whose_answer_was_slow_down_counts_as_deleted(
 
 
 @pytest.mark.parametrize("way", ["listing", "heads"])
-def test_a_store_that_is_busy_for_long_ends_the_task(
-    request: pytest.FixtureRequest, tmp_path: Path, way: str
-) -> None:
+def test_a_busy_store_ends_a_task(request: pytest.FixtureRequest, tmp_path: Path, way: str) -> None:
     bench = Bench(tmp_path, count=60)
     bench.order = replace(bench.order, keys_per_s=10)
     slow_down = errors.StoreUnavailableError("SlowDown", throttled=True)
@@ -422,9 +418,7 @@ def test_no_undo_record_no_deletion(bench: Bench) -> None:
     assert bench.stored() == set(range(5))
 
 
-def test_the_undo_records_are_there_before_the_first_deletion(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undo_records_precede_all_deletions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, object]]] = []
     real = bench.store.delete_many
 
@@ -441,9 +435,7 @@ def test_the_undo_records_are_there_before_the_first_deletion(
     assert isinstance(one["checked_ms"], int)
 
 
-def test_a_key_that_the_store_keeps_is_a_failure_and_holds_up_no_other(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undeletable_key_fails_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, real = key_for(1, NAMESPACE), bench.store.delete_many
 
     def all_but_one(keys: Iterable[str]) -> DeleteResult:
@@ -460,9 +452,7 @@ def test_a_key_that_the_store_keeps_is_a_failure_and_holds_up_no_other(
     assert bench.pauses == []
 
 
-def test_an_outcome_that_can_not_be_put_on_record_ends_the_task(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unrecorded_outcome_ends_a_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("the disk is full")
 
@@ -488,9 +478,7 @@ def keeping(
     monkeypatch.setattr(bench.store, "delete_many", delete_others)
 
 
-def test_any_number_of_kept_keys_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_kept_keys_hold_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, count=75)
     bench.candidates.sort(key=lambda one: one.object_id)
     bench.order = replace(bench.order, keys_per_s=3)
@@ -516,7 +504,7 @@ def test_a_task_ends_when_nothing_can_be_deleted_for_long(
 
 
 @pytest.mark.parametrize("way", ["delete", "copy", "tag"])
-def test_objects_that_fail_by_themselves_end_no_task(
+def test_one_failure_ends_no_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Each is counted and named, however many follow each other."""
@@ -536,9 +524,7 @@ def test_objects_that_fail_by_themselves_end_no_task(
     assert failed <= bench.store.objects().keys()
 
 
-def test_an_object_that_is_replaced_before_its_copy_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_replaced_early_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, count=3)
     bench.order = replace(bench.order, quarantine=True)
     key, copy = bench.candidates[1].key, bench.store.copy

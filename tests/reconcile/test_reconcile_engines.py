@@ -47,6 +47,7 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     MapObject,
+    Scene,
     own,
 )
 
@@ -99,18 +100,10 @@ def test_both_engines_write_the_same_plan(
     assert len(by_local.classes) >= 12, by_local.classes
 
 
-def test_a_small_bucket_starts_no_jvm(
-    bucket: LocalBucket,
-    state: FakeMap,
-    endpoint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_small_bucket_starts_no_jvm(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_choice, "spark_engine", lambda *_: pytest.fail("Spark"))
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
-    for object_id in range(30):
-        bucket.put(own(object_id))
-    made = plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p"))
+    scene.fill(range(30))
+    made = plan(scene.config("p"))
     assert made.engine == "local"
 
 
@@ -156,18 +149,17 @@ def test_auto_goes_over_to_spark_for_a_larger_bucket(
 
 @pytest.mark.parametrize(("name", "installed"), [("local", True), ("auto", False)])
 def test_without_spark_a_bucket_of_any_size_is_listed_here(
-    bucket: LocalBucket,
-    tmp_path: Path,
+    scene: Scene,
     started: list[SparkConfig],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     installed: bool,
 ) -> None:
-    bucket.put(own(1))
+    scene.bucket.put(own(1))
     if not installed:
         monkeypatch.setattr(engine_choice, "find_spec", lambda _name: None)
     with open_engine(EngineName(name), SPARK, pytest.fail, 0) as engine:
-        assert list_with(engine, bucket, tmp_path / "listing") == 2
+        assert list_with(engine, scene.bucket, scene.root / "listing") == 2
     assert started == []
 
 
@@ -299,14 +291,21 @@ main()
 
 @pytest.mark.process
 @pytest.mark.parametrize("absent", [(), ("pandas", "pyspark", "psutil")], ids=["spark", "no spark"])
-def test_a_small_plan_is_made_and_applied_without_pandas_and_spark(
-    absent: tuple[str, ...], bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
+def test_a_small_plan_needs_neither_pandas_nor_spark(absent: tuple[str, ...], scene: Scene) -> None:
+    scene.state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
     for object_id in range(31):
-        bucket.put(own(object_id))
-    folder = str(tmp_path / "p")
-    plan = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint, "--plan", folder]
+        scene.bucket.put(own(object_id))
+    folder = str(scene.root / "p")
+    plan = [
+        "reconcile",
+        "plan",
+        "--store",
+        scene.bucket.uri,
+        "--connect",
+        scene.endpoint,
+        "--plan",
+        folder,
+    ]
     for words in (plan, ["reconcile", "apply", "--plan", folder, "--yes"]):
         code = RUN.format(absent=absent, words=words)
         done = subprocess.run(
@@ -314,7 +313,7 @@ def test_a_small_plan_is_made_and_applied_without_pandas_and_spark(
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "loaded", done.stdout
-    assert bucket.keys().isdisjoint({own(30)})
+    assert scene.bucket.keys().isdisjoint({own(30)})
 
 
 PANDAS_AFTERWARDS = """

@@ -43,6 +43,7 @@ from tests.reconcile.fake_controller import (
     OWN,
     FakeMap,
     LocalBucket,
+    Scene,
     example_plan,
 )
 
@@ -137,7 +138,7 @@ def test_a_plan_file_is_read_back_as_written(tmp_path: Path) -> None:
         ({"surprise": 7}, "surprise"),
     ],
 )
-def test_a_plan_file_of_another_kind_is_refused(
+def test_foreign_plans_are_refused(
     tmp_path: Path, change: dict[str, object], complaint: str
 ) -> None:
     write_plan_file(tmp_path, example_plan())
@@ -349,16 +350,14 @@ def test_a_plan_is_not_applied_by_another_map(
         apply(ApplyConfig(planned, patience_s=0.1))
 
 
-def test_a_plan_is_not_applied_to_what_took_the_bucket_s_place(
-    bucket: LocalBucket, state: FakeMap, planned: Path
-) -> None:
-    bucket.store.put(claim_key(OWN, state.issued_below + 1), b"")
+def test_a_plan_is_not_applied_to_what_took_the_bucket_s_place(scene: Scene, planned: Path) -> None:
+    scene.bucket.store.put(claim_key(OWN, scene.state.issued_below + 1), b"")
     with pytest.raises(ReconcileError, match="2001"):
         apply(ApplyConfig(planned))
-    bucket.store.delete_many([marker_key(OWN)])
+    scene.bucket.store.delete_many([marker_key(OWN)])
     with pytest.raises(WrongBucketError, match="marker"):
         apply(ApplyConfig(planned))
-    replace(state, cluster_uuid="uuid-2").mark(bucket.store)
+    replace(scene.state, cluster_uuid="uuid-2").mark(scene.bucket.store)
     with pytest.raises(WrongBucketError, match="uuid-2"):
         apply(ApplyConfig(planned))
 
@@ -384,10 +383,8 @@ def test_the_bucket_of_another_cluster_of_the_same_name_makes_no_plan(
     assert not config.folder.exists()
 
 
-def test_a_short_grace_period_has_to_be_called_unsafe(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path
-) -> None:
-    words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
+def test_a_short_grace_period_has_to_be_called_unsafe(scene: Scene, tmp_path: Path) -> None:
+    words = ["reconcile", "plan", "--store", scene.bucket.uri, "--connect", scene.endpoint]
     said = streammeta(*words, "--plan", str(tmp_path / "p"), "--grace", "0s")
     assert said["exit_code"] == 1
     assert "--grace is 0 s, expected at least 15m" in said["error"]["message"]

@@ -36,6 +36,7 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     MapObject,
+    Scene,
     example_plan,
     own,
 )
@@ -55,20 +56,18 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_an_inventory_of_each_format_gives_the_plan_that_a_listing_gives(
-    bucket: LocalBucket, state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
-) -> None:
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(20)}
+def test_each_inventory_plans_like_a_listing(scene: Scene, make_plan: Callable[..., Any]) -> None:
+    scene.state.objects = {i: MapObject(COMMITTED, size=10) for i in range(20)}
     for object_id in range(5, 30):
-        bucket.put(own(object_id))
+        scene.bucket.put(own(object_id))
     for key in (key_for(905, OTHER), f"{own(906)}.bak", *ODD_KEYS):
-        bucket.put(key)
-    listed = [Listed(one.key, one.size) for one in bucket.store.list_objects()]
+        scene.bucket.put(key)
+    listed = [Listed(one.key, one.size) for one in scene.bucket.store.list_objects()]
     by_listing, found = make_plan("listed")
     assert found.candidates.keys == 10
     for kind in KINDS:
         # Taken long after what the map lacks was committed, so that what it lacks is missing.
-        manifest = write_inventory(tmp_path / kind, listed, kind, started_ms=NOW_MS)
+        manifest = write_inventory(scene.root / kind, listed, kind, started_ms=NOW_MS)
         by_inventory, result = make_plan(f"by-{kind}", inventory=str(manifest))
         assert rows_of(by_inventory) == rows_of(by_listing)
         assert result.guards == found.guards
@@ -139,9 +138,7 @@ def test_what_came_after_an_inventory_is_neither_missing_nor_an_orphan(
     assert (result.lost, result.losses.refuted) == (0, 1)
 
 
-def test_an_inventory_is_read_before_the_map_is_copied(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
+def test_an_inventory_is_read_before_the_map_is_copied(scene: Scene, tmp_path: Path) -> None:
     manifest = write_inventory(tmp_path / "lists", [Listed(own(5))])
     files = sorted((tmp_path / "lists").rglob("*.csv.gz"))
     broken: list[Path] = []
@@ -151,10 +148,10 @@ def test_an_inventory_is_read_before_the_map_is_copied(
             path.unlink()
             broken.append(path)
 
-    state.on_snapshot = break_inventory
-    state.objects = {6: MapObject(COMMITTED)}
+    scene.state.on_snapshot = break_inventory
+    scene.state.objects = {6: MapObject(COMMITTED)}
     config = PlanConfig(
-        bucket.uri, (endpoint,), tmp_path / "plan", inventory=str(manifest), max_share=1
+        scene.bucket.uri, (scene.endpoint,), tmp_path / "plan", inventory=str(manifest), max_share=1
     )
     assert plan(config).classes[Verdict.TOO_YOUNG].keys == 1
     assert broken == files
@@ -217,9 +214,7 @@ GOOD = [Listed(own(5)), Listed(own(6))]
         ({"files": [{"key": "a", "size": 1, "MD5checksum": "0" * 32}]}, "'a' is not below"),
     ],
 )
-def test_a_manifest_that_is_not_as_s3_writes_it_is_refused_by_field(
-    tmp_path: Path, fields: dict[str, Any], named: str
-) -> None:
+def test_a_foreign_manifest_is_refused(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(errors.InventoryError, match=named):
         read_all(write_inventory(tmp_path, GOOD, **fields))
 
@@ -272,9 +267,7 @@ class EndedError(Exception):
     """What ends the work on a file."""
 
 
-def test_the_check_of_a_file_that_was_copied_ends_between_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_of_a_copy_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streammeta.reconcile.listing.inventory._PIECE", 1)
     inventory = read_inventory(str(write_inventory(tmp_path, GOOD)), "s3://bucket", None, NOW_MS)
     pieces = []
@@ -299,9 +292,7 @@ def test_the_check_of_a_file_that_was_copied_ends_between_pieces(
         (Listed(""), "key is empty in 1 rows"),
     ],
 )
-def test_a_row_that_is_no_object_of_the_bucket_is_refused_by_column(
-    tmp_path: Path, kind: str, row: Listed, named: str
-) -> None:
+def test_a_foreign_row_names_its_column(tmp_path: Path, kind: str, row: Listed, named: str) -> None:
     with pytest.raises(errors.InventoryError, match=named):
         read_all(write_inventory(tmp_path, [*GOOD, row], kind))
 
@@ -376,17 +367,13 @@ def test_times_of_a_table_may_be_timestamps_or_text(tmp_path: Path) -> None:
         ({"path": ["a"], "size": [1], "modified": ["soon"]}, "lastmodifieddate is not a time"),
     ],
 )
-def test_a_table_that_is_not_right_is_refused_by_column(
-    tmp_path: Path, table: dict[str, Any], named: str
-) -> None:
+def test_a_wrong_table_names_its_column(tmp_path: Path, table: dict[str, Any], named: str) -> None:
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(errors.InventoryError, match=named):
         read_all(tmp_path / "a.parquet", taken_ms=NOW_MS)
 
 
-def test_the_moment_of_a_table_is_asked_for_and_that_of_a_manifest_is_its_own(
-    tmp_path: Path,
-) -> None:
+def test_a_table_needs_its_moment_and_a_manifest_has_one(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a"], "size": [1], "modified": [1]}), tmp_path / "a.parquet")
     with pytest.raises(errors.InventoryError, match="--taken-at"):
         read_all(tmp_path / "a.parquet")
@@ -406,9 +393,7 @@ def test_the_moment_of_a_table_is_asked_for_and_that_of_a_manifest_is_its_own(
         ({"inventory": "m", "versions": True}, "Leave --versions"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    tmp_path: Path, settings: dict[str, Any], named: str
-) -> None:
+def test_contradictions_are_refused(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(errors.ConfigurationError, match=named):
         plan(PlanConfig("file:///b", ("h:1",), tmp_path / "p", **settings))
 

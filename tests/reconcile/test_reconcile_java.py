@@ -173,9 +173,7 @@ def test_the_reason_is_named(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
-def test_spark_connect_is_refused_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_spark_connect_is_refused_with_reason(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "sc://host:15002")
     with (
         pytest.raises(ConfigurationError, match=f"{name}.*'sc://host:15002'"),

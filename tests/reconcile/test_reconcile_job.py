@@ -43,6 +43,7 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     MapObject,
+    Scene,
     own,
 )
 from tests.storage.s3_servers import running_ministack
@@ -334,9 +335,7 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
 
 
 @pytest.mark.s3
-def test_versions_that_are_not_current_are_counted_and_stay(
-    state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
+def test_versions_that_are_not_current_are_counted_and_stay(scene: Scene, tmp_path: Path) -> None:
     with running_ministack() as server:
         server.create_bucket("data")
         store = open_object_store(server.uri("data"))
@@ -344,17 +343,17 @@ def test_versions_that_are_not_current_are_counted_and_stay(
         store._client.put_bucket_versioning(
             Bucket="data", VersioningConfiguration={"Status": "Enabled"}
         )
-        state.mark(store)
+        scene.state.mark(store)
         for object_id in range(5):
             store.put(own(object_id), b"123")
         for size in range(1040):  # more than a page of one key's versions
             store.put("hand", b"x" * (size % 2))
         store.put(own(900), b"orphan")
         store.delete_many([own(900)])
-        state.objects = {i: MapObject(COMMITTED, size=3) for i in range(5)}
+        scene.state.objects = {i: MapObject(COMMITTED, size=3) for i in range(5)}
         config = PlanConfig(
             store=server.uri("data"),
-            connect=(endpoint,),
+            connect=(scene.endpoint,),
             folder=tmp_path / "p",
             engine=EngineName.LOCAL,
             versions=True,
@@ -372,16 +371,12 @@ def test_versions_that_are_not_current_are_counted_and_stay(
 
 
 def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
-    engine: EngineName,
-    bucket: LocalBucket,
-    endpoint: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    engine: EngineName, scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bucket.put(own(1))
-    never_issued = bucket.put(own(1000))
+    scene.bucket.put(own(1))
+    never_issued = scene.bucket.put(own(1000))
     words = ["reconcile", "plan", "--engine", engine.value]
-    words += ["--store", bucket.uri, "--connect", endpoint]
+    words += ["--store", scene.bucket.uri, "--connect", scene.endpoint]
     words += ["--plan", str(tmp_path / "p")]
 
     said = streammeta(*words)
@@ -391,7 +386,7 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     assert said["classes"] == [
         {"verdict": "orphan", "keys": 1, "bytes": 10},
         {"verdict": "not_issued", "keys": 1, "bytes": 10},
-        {"verdict": "marker", "keys": 1, "bytes": marker_size(bucket)},
+        {"verdict": "marker", "keys": 1, "bytes": marker_size(scene.bucket)},
     ]
     findings = {guard["guard"]: guard["finding"] for guard in said["guards"]}
     assert findings == {
@@ -403,8 +398,8 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
         apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True))
     assert run_cli(cli, words) == 1
     assert "never overwritten" in capsys.readouterr().err
-    assert bucket.keys() == {own(1), never_issued}
-    bucket.store.delete_many([never_issued])
+    assert scene.bucket.keys() == {own(1), never_issued}
+    scene.bucket.store.delete_many([never_issued])
 
     words[-1] = str(tmp_path / "q")
     assert run_cli(cli, [*words, "--allow-empty-map", "--max-share", "1"]) == 0
@@ -413,9 +408,9 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     said = streammeta(*dry)
     assert said["examples"] == [{"key": own(1)}]
     assert said["outcomes"] == [{"outcome": "would_delete", "keys": 1, "bytes": 10}]
-    assert bucket.keys() == {own(1)}
+    assert scene.bucket.keys() == {own(1)}
     assert streammeta(*dry, "--yes")["exit_code"] == 0
-    assert bucket.keys() == set()
+    assert scene.bucket.keys() == set()
 
 
 def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(

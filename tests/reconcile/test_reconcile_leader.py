@@ -106,9 +106,7 @@ def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -
         return leader.read_snapshot(take)
 
 
-def test_a_leader_lost_during_a_long_copy_is_looked_for_as_long_as_any(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_leader_lost_during_a_copy_is_searched_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     state = FakeMap(snapshot=b"1234567890", chunk_bytes=1, broken_copies=2)
     assert copied(state, monkeypatch, patience_s=150) == b"1234567890"
 
@@ -163,9 +161,7 @@ def test_ends_of_streams_are_read_to_the_last_page() -> None:
         assert leader.stream_ends([]) == {}
 
 
-def test_ends_of_streams_that_nobody_asked_for_are_no_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unasked_ends_of_streams_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     state = FakeMap()
     monkeypatch.setattr(FakeMap, "ends_of", lambda *_: {9: 1})
     with asking(state) as leader, pytest.raises(ControllerError):
@@ -310,9 +306,7 @@ def test_controllers_of_two_clusters_are_refused(difference: dict[str, Any]) -> 
         ({"bucket_problem": "it is older"}, "does not trust its bucket: it is older"),
     ],
 )
-def test_a_cluster_that_does_not_own_its_bucket_is_refused(
-    change: dict[str, Any], complaint: str
-) -> None:
+def test_a_cluster_without_its_bucket_is_refused(change: dict[str, Any], complaint: str) -> None:
     with (
         asking(replace(DEV, **change), 0.1) as leader,
         pytest.raises(ControllerError, match=complaint),

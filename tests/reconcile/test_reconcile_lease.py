@@ -203,9 +203,7 @@ class InterruptedStore(MemoryObjectStore):
 @pytest.mark.parametrize(
     ("at", "steps"), [*itertools.product(range(1, 9), [["take"] + ["renew"] * n for n in range(4)])]
 )
-def test_whatever_comes_between_the_requests_of_a_take_one_run_has_the_lease(
-    at: int, steps: list[str]
-) -> None:
+def test_one_run_has_the_lease_whatever_comes_between_requests(at: int, steps: list[str]) -> None:
     def interrupt() -> None:
         with suppress(LeaseError):
             for step in steps:

@@ -29,6 +29,7 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     MapObject,
+    Scene,
     own,
 )
 
@@ -83,16 +84,14 @@ def verdicts_of(made: PlanResult) -> dict[Verdict, int]:
     return {verdict: tally.keys for verdict, tally in made.classes.items()}
 
 
-def test_losses_are_told_as_ranges_of_streams_with_times(
-    bucket: LocalBucket, state: FakeMap, config: PlanConfig
-) -> None:
-    data = fill(bucket, state)
-    state.objects[10] = committed(data, ranges=((8, 0, 5), (7, 30, 40)), node=3)
-    state.objects[11] = replace(committed(data, kind=NAMED), crc=-1)
-    state.objects[12] = committed(data, attributes=1, ranges=((9, 100, 120),))
-    bucket.store.put(own(12), b"composite")
-    state.objects[13] = replace(committed(data), state=LINKED, composite=12)
-    state.objects[1] = replace(state.objects[1], size=len(data) + 1)
+def test_losses_are_told_as_ranges_of_streams_with_times(scene: Scene, config: PlanConfig) -> None:
+    data = fill(scene.bucket, scene.state)
+    scene.state.objects[10] = committed(data, ranges=((8, 0, 5), (7, 30, 40)), node=3)
+    scene.state.objects[11] = replace(committed(data, kind=NAMED), crc=-1)
+    scene.state.objects[12] = committed(data, attributes=1, ranges=((9, 100, 120),))
+    scene.bucket.store.put(own(12), b"composite")
+    scene.state.objects[13] = replace(committed(data), state=LINKED, composite=12)
+    scene.state.objects[1] = replace(scene.state.objects[1], size=len(data) + 1)
 
     made = plan(config)
 
@@ -121,20 +120,18 @@ def test_losses_are_told_as_ranges_of_streams_with_times(
     assert made.losses.first[1] == LostRange("missing", own(10), 7, 30, 40, 1_000_000, 110, None)
 
 
-def test_what_only_the_listing_lacked_is_not_lost(
-    bucket: LocalBucket, state: FakeMap, config: PlanConfig
-) -> None:
-    data = fill(bucket, state)
-    state.objects[10] = state.objects[11] = committed(data)
+def test_what_only_the_listing_lacked_is_not_lost(scene: Scene, config: PlanConfig) -> None:
+    data = fill(scene.bucket, scene.state)
+    scene.state.objects[10] = scene.state.objects[11] = committed(data)
 
     def appear() -> None:
-        bucket.store.put(own(10), data)
-        state.on_snapshot = destroy
+        scene.bucket.store.put(own(10), data)
+        scene.state.on_snapshot = destroy
 
     def destroy() -> None:
-        state.objects[11] = replace(state.objects[11], state=GONE)
+        scene.state.objects[11] = replace(scene.state.objects[11], state=GONE)
 
-    state.on_snapshot = appear  # after the listing, before the second look
+    scene.state.on_snapshot = appear  # after the listing, before the second look
     made = plan(config)
     assert verdicts_of(made)[Verdict.MISSING] == 2
     assert made.losses == LossCounts(objects=0, size=0, streams=0, ranges=0, refuted=2)
@@ -159,20 +156,16 @@ def test_losses_that_can_t_be_confirmed_are_said_to_be_unknown(
 
 
 def test_reading_all_finds_other_bytes_and_broken_forms_and_engines_agree(
-    bucket: LocalBucket,
-    state: FakeMap,
-    config: PlanConfig,
-    engine: EngineName,
-    tmp_path: Path,
+    scene: Scene, config: PlanConfig, engine: EngineName, tmp_path: Path
 ) -> None:
-    data = fill(bucket, state, 4)
+    data = fill(scene.bucket, scene.state, 4)
     damaged = data[:20] + bytes([data[20] ^ 1]) + data[21:]
-    bucket.store.put(own(1), damaged)
+    scene.bucket.store.put(own(1), damaged)
     unknown_sum = data[:-3] + b"xxx"
-    bucket.store.put(own(2), unknown_sum)
-    state.objects[2] = replace(state.objects[2], crc=-1)
-    state.objects[20] = committed(b"a list", kind=NAMED)
-    bucket.store.put(own(20), b"a list")
+    scene.bucket.store.put(own(2), unknown_sum)
+    scene.state.objects[2] = replace(scene.state.objects[2], crc=-1)
+    scene.state.objects[20] = committed(b"a list", kind=NAMED)
+    scene.bucket.store.put(own(20), b"a list")
 
     shallow = plan(replace(config, engine=engine))
     assert (shallow.losses, shallow.read) == (LossCounts(0, 0, 0, 0, 0), {})
@@ -189,20 +182,18 @@ def test_reading_all_finds_other_bytes_and_broken_forms_and_engines_agree(
     ]
 
 
-def test_a_sample_is_of_the_share_and_of_its_seed(
-    bucket: LocalBucket, state: FakeMap, config: PlanConfig, tmp_path: Path
-) -> None:
-    fill(bucket, state, 200)
+def test_a_sample_is_of_the_share_and_of_its_seed(scene: Scene, config: PlanConfig) -> None:
+    fill(scene.bucket, scene.state, 200)
     plan(config)
     of_map = config.folder / plan_folder.MAP
 
     def read() -> list[int]:
         return [row["reading"] for row in pq.read_table(of_map).to_pylist()]
 
-    found = read_objects(bucket.store, of_map, state.namespace, 0.2, seed=5)
+    found = read_objects(scene.bucket.store, of_map, scene.state.namespace, 0.2, seed=5)
     assert 15 <= found[Reading.SOUND] <= 65
     assert read().count(Reading.SOUND) == found[Reading.SOUND]
-    assert read_objects(bucket.store, of_map, state.namespace, 0.2, seed=5) == found
+    assert read_objects(scene.bucket.store, of_map, scene.state.namespace, 0.2, seed=5) == found
 
 
 def test_an_object_that_can_t_be_read_leaves_the_plan_without_a_sample(

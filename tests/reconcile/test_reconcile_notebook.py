@@ -122,9 +122,7 @@ def test_an_option_that_is_unknown_is_named(session: SparkSession, tmp_path: Pat
         apply(made, graze_ms=1)
 
 
-def test_without_a_session_it_is_said_how_to_begin_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_session_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)

@@ -102,9 +102,7 @@ keys = st.text("ab/0é\U0001f600", min_size=1, max_size=4)
 
 
 @given(st.sets(keys, max_size=20), st.sets(keys, max_size=20), st.integers(0, 5))
-def test_what_is_settled_is_as_the_bucket_has_it(
-    stored: set[str], wanted: set[str], page: int
-) -> None:
+def test_settled_keys_are_as_in_the_bucket(stored: set[str], wanted: set[str], page: int) -> None:
     store = MemoryObjectStore()
     for key in stored:
         store.put(key, key.encode())

@@ -26,31 +26,34 @@ from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_store.local_files import read_tags
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import (
+    COMMITTED,
+    OWN,
+    LocalBucket,
+    MapObject,
+    Scene,
+    own,
+)
 from tests.reconcile.test_reconcile_deletion import Bench
 
 ORPHANS = range(100, 108)
 
 
 @pytest.fixture
-def folder(bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path) -> Path:
+def folder(scene: Scene) -> Path:
     """A plan with candidates of 0 and more bytes; one of them has a tag."""
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(40)}
-    for object_id in range(40):
-        bucket.put(own(object_id))
-    bucket.store.put(own(ORPHANS[0]), b"", tags={"topic": "a b"})
+    scene.fill(range(40))
+    scene.bucket.store.put(own(ORPHANS[0]), b"", tags={"topic": "a b"})
     for number, object_id in enumerate(ORPHANS):
         if number:
-            bucket.put(own(object_id), size=number)
-    made = PlanConfig(
-        store=bucket.uri,
-        connect=(endpoint,),
-        folder=tmp_path / "p",
+            scene.bucket.put(own(object_id), size=number)
+    made = scene.config(
+        "p",
         grace_ms=0,
         unsafe_grace=True,
     )
     plan(made)
-    return tmp_path / "p"
+    return scene.root / "p"
 
 
 def content(bucket: LocalBucket) -> dict[str, tuple[bytes, dict[str, str]]]:
@@ -118,9 +121,7 @@ def test_only_the_plan_s_own_candidates_come_back(bucket: LocalBucket, folder: P
     assert bucket.store.head(stranger).size == 10
 
 
-def test_undo_is_refused_for_another_bucket_and_beside_another_run(
-    bucket: LocalBucket, folder: Path, tmp_path: Path
-) -> None:
+def test_undo_needs_its_bucket_and_lease(bucket: LocalBucket, folder: Path, tmp_path: Path) -> None:
     apply(ApplyConfig(folder, delete=True, quarantine=True))
     before = bucket.keys()
     other = LocalBucket(tmp_path / "other")
@@ -167,9 +168,7 @@ def test_what_can_t_be_copied_is_not_deleted(tmp_path: Path, error: StorageError
 
 @pytest.mark.process
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_a_quarantine_that_was_killed_is_finished_or_undone(
-    is_finished: bool, bucket: LocalBucket, folder: Path
-) -> None:
+def test_killed_quarantines_resume(is_finished: bool, bucket: LocalBucket, folder: Path) -> None:
     before = content(bucket)
     words = ["reconcile", "apply", "--plan", str(folder), "--yes", "--quarantine", "--rate", "1"]
     child = subprocess.Popen([sys.executable, "-m", "streammeta.cli.main", *words])
@@ -226,9 +225,7 @@ def test_a_tag_that_is_not_taken_fails_one_object_and_deletes_none(tmp_path: Pat
     assert bench.run()[2] is Outcome.KEPT
 
 
-def test_tags_and_quarantine_exclude_each_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quarantine_excludes_tags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["reconcile", "apply", "--plan", str(folder), "--yes", "--tag", "--quarantine"]
     assert run_cli(cli, words) == 1
     assert "--quarantine and --tag exclude each other" in capsys.readouterr().err

@@ -133,7 +133,7 @@ def test_versions_of_a_key_all_stay_and_of_its_current_rows_one_counts(
 
 
 @pytest.mark.timeout(300)
-def test_without_a_map_each_key_counts_once_too(
+def test_keys_without_map_too(
     state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
 ) -> None:
     rows = [(own(1), 3, LONG_AGO_MS, ""), (own(1), 10, LONG_AGO_MS + 1, "")]

@@ -32,6 +32,7 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     MapObject,
+    Scene,
     example_plan,
     own,
 )
@@ -102,9 +103,7 @@ def test_figures_agree_with_a_slow_model(rows: list[dict[str, Any]], batch: int)
     assert found.examples.get(Verdict.MISSING, ()) == missing
 
 
-def test_of_many_prefixes_the_largest_are_named_and_no_byte_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_largest_of_many_prefixes_are_named_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_figures, "_PREFIXES_KEPT", 30)
     batches = [
         rows_of(*({"key": f"p{n}/x", "verdict": "foreign", "size": n} for n in range(at, at + 50)))
@@ -172,14 +171,12 @@ def test_no_text_changes_the_page(key: str) -> None:
     assert sum(text == spelled for text in page.texts) >= 6
 
 
-def test_the_page_needs_nothing_else(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    state.objects = {i: MapObject(COMMITTED, size=10, node=3) for i in range(9)}
+def test_the_page_needs_nothing_else(scene: Scene, tmp_path: Path) -> None:
+    scene.state.objects = {i: MapObject(COMMITTED, size=10, node=3) for i in range(9)}
     for object_id in range(10):
-        bucket.put(own(object_id))
-    bucket.put("<script>x</script>")
-    plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p"))
+        scene.bucket.put(own(object_id))
+    scene.bucket.put("<script>x</script>")
+    plan(PlanConfig(store=scene.bucket.uri, connect=(scene.endpoint,), folder=tmp_path / "p"))
     text = (tmp_path / "p" / "report.html").read_text()
     page = Page(text)
     assert {"script", "link", "img", "iframe", "a"}.isdisjoint(page.tags)

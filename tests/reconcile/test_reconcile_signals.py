@@ -25,7 +25,7 @@ from streammeta.reconcile.listing.inventory import Inventory, InventoryFile
 from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, arrow_schema
 from streammeta.storage.errors import StoreRejectedError
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import Scene
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -44,16 +44,12 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
         pytest.param("comparing with", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_ends_a_plan_on_spark_with_an_error_and_leaves_nothing(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path, stage: str, number: int
-) -> None:
-    state.objects = {one: MapObject(COMMITTED, size=10) for one in range(200)}
-    for one in range(200):
-        bucket.put(own(one))
-    folder = tmp_path / "plans" / "plan"
+def test_a_signal_ends_a_spark_plan_without_a_trace(scene: Scene, stage: str, number: int) -> None:
+    scene.fill(range(200))
+    folder = scene.root / "plans" / "plan"
     words = [
         *(sys.executable, "-m", "streammeta.cli.main", "reconcile", "plan", "--format", "json"),
-        *("--store", bucket.uri, "--connect", endpoint, "--plan", str(folder)),
+        *("--store", scene.bucket.uri, "--connect", scene.endpoint, "--plan", str(folder)),
         *("--engine", "spark"),
     ]
     with subprocess.Popen(
@@ -85,9 +81,7 @@ def _alive(started: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(60)
-def test_a_signal_during_a_listing_of_the_process_itself_has_all_shards_give_up(
-    tmp_path: Path,
-) -> None:
+def test_a_signal_during_a_local_listing_has_all_shards_give_up(tmp_path: Path) -> None:
     nothing = arrow_schema(LISTING_COLUMNS).empty_table().combine_chunks().to_batches()
     (rows,) = nothing or [pa.RecordBatch.from_pylist([], arrow_schema(LISTING_COLUMNS))]
     signalled = threading.Event()
@@ -130,9 +124,7 @@ class Endless:
 
 
 @pytest.mark.timeout(300)
-def test_a_signal_during_the_download_of_an_inventory_ends_it_between_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_an_inventory_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Endless()
     monkeypatch.setattr(inventory_module, "open_with_path", lambda _address: (store, ""))
     file = InventoryFile("one.parquet", 2**62)

@@ -95,18 +95,14 @@ def test_who_may_not_read_the_map_learns_the_role_that_may(
     assert list((tmp_path / "copies").iterdir()) == []
 
 
-def test_a_caller_without_tls_is_told_of_the_options(
-    session: SparkSession, cluster: str, tmp_path: Path
-) -> None:
+def test_a_caller_needs_tls_options(session: SparkSession, cluster: str, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException, match="tlsCa"):
         read(session, cluster, tmp_path / "copies", wait="1")
 
 
-def test_files_of_no_use_are_refused_by_the_name_of_the_option(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_unusable_files_are_refused_by_their_option(authority: Authority, tmp_path: Path) -> None:
     from streammeta.reconcile.metadata.source import MetadataSource
 
     files = authority.issue("reconciler/spark", serial=2)

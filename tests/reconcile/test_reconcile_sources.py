@@ -34,6 +34,7 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     MapObject,
+    Scene,
     own,
 )
 
@@ -143,9 +144,7 @@ def test_the_tables_of_a_query_share_one_copy_unless_it_is_old(
         source(connect="127.0.0.1:1", copies=str(copies), table="objects", wait="0").schema()
 
 
-def test_columns_are_chosen_by_option_or_schema_and_others_are_not_read(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_only_columns_of_the_option_or_schema_are_read(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     with CheckpointReader.open(checkpoint) as reader:
         export_parquet(reader, DirectoryTarget(tmp_path / "export"), overwrite=False)
@@ -206,9 +205,7 @@ def test_filters_are_pushed_down_and_change_no_answer(
 
 
 @pytest.mark.timeout(300)
-def test_a_format_that_is_used_wrongly_says_how_to_use_it(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_a_format_used_wrongly_says_how_to_use_it(session: SparkSession, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException, match="'table'"):
@@ -236,9 +233,7 @@ def test_a_format_that_is_used_wrongly_says_how_to_use_it(
         (LIVE | {"connect": "h"}, "'connect' as 'h', expected controllers as HOST:PORT"),
     ],
 )
-def test_options_of_the_map_that_make_no_sense_are_refused(
-    options: dict[str, str], named: str
-) -> None:
+def test_map_options_that_make_no_sense_are_refused(options: dict[str, str], named: str) -> None:
     from streammeta.reconcile.metadata.source import MetadataSource
 
     with pytest.raises(errors.ConfigurationError, match=named):
@@ -276,9 +271,7 @@ def test_a_checkpoint_that_is_damaged_or_has_no_such_table_is_refused(checkpoint
         source(checkpoint=f"{checkpoint}.gone", table="objects").schema()
 
 
-def test_an_export_that_is_not_complete_or_none_is_refused(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_an_export_that_is_incomplete_or_none_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
     with pytest.raises(errors.MetadataExportError):
@@ -293,14 +286,12 @@ def test_an_export_that_is_not_complete_or_none_is_refused(
         source(export=str(folder), table="objects").schema()
 
 
-def test_a_copy_that_breaks_off_leaves_no_file(
-    state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
+def test_a_copy_that_breaks_off_leaves_no_file(scene: Scene, tmp_path: Path) -> None:
     from streammeta.reconcile.metadata.source import copy_metadata
 
-    state.snapshot = state.checkpoint()[:-1]
+    scene.state.snapshot = scene.state.checkpoint()[:-1]
     with pytest.raises(errors.MetadataExportError):
-        copy_metadata(endpoint, str(tmp_path / "copies"))
+        copy_metadata(scene.endpoint, str(tmp_path / "copies"))
     with pytest.raises(errors.ControllerError):
         copy_metadata("127.0.0.1:1", str(tmp_path / "copies"), wait_s=0)
     assert list((tmp_path / "copies").iterdir()) == []
@@ -335,9 +326,7 @@ def test_the_listing_of_a_bucket_is_a_table(session: SparkSession, bucket: Local
     assert cut.count() == len(rows)
 
 
-def test_jobs_have_the_name_of_what_is_done_and_those_of_others_keep_theirs(
-    session: SparkSession,
-) -> None:
+def test_jobs_are_named_by_their_work_and_other_jobs_keep_theirs(session: SparkSession) -> None:
     context = session.sparkContext
     context.setJobDescription("of somebody else")
     found = []

@@ -83,9 +83,7 @@ def test_one_place_has_one_spelling(uri: str, place: str) -> None:
     assert place_of(uri) == place
 
 
-def test_an_endpoint_in_the_environment_is_part_of_the_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_endpoint_in_the_environment_is_in_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:2")
     assert place_of("s3://b") == "s3://b at http://h:2"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://h:3")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,18 +16,16 @@ from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.run_reporter import apply_report, plan_report, report_run, round_report
 from streammeta.reconcile.watch import Round, WatchConfig, watch
 from streammeta.storage.cluster_files import reconcile_runs
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import FakeMap, LocalBucket, Scene, own
 
 
 @pytest.fixture
-def config(bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path) -> WatchConfig:
+def config(scene: Scene) -> WatchConfig:
     """Rounds on a bucket with 30 live objects and 3 orphans of 10 bytes each."""
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
-    for object_id in (*range(30), *range(100, 103)):
-        bucket.put(own(object_id), 10)
-    folder, engine = tmp_path / "rounds", EngineName.LOCAL
+    scene.fill(range(30), range(100, 103))
+    folder, engine = scene.root / "rounds", EngineName.LOCAL
     return WatchConfig(
-        PlanConfig(bucket.uri, (endpoint,), folder, patience_s=1, engine=engine),
+        PlanConfig(scene.bucket.uri, (scene.endpoint,), folder, patience_s=1, engine=engine),
         ApplyConfig(folder, delete=True, patience_s=1, engine=engine),
         interval_s=1,
         rounds=1,
@@ -61,9 +58,7 @@ def test_a_plan_and_its_apply_tell_what_they_found_and_did(config: WatchConfig) 
     assert applied.succeeded
 
 
-def test_a_round_tells_both_and_one_that_failed_knows_no_numbers(
-    config: WatchConfig, state: FakeMap
-) -> None:
+def test_a_round_reports_both_and_a_failed_one_none(config: WatchConfig, state: FakeMap) -> None:
     done = round_report(one_round(config))
     assert numbers(done) == (34, 3, 30, 3, 0)
     assert (done.kind, done.engine, done.result, done.succeeded) == (

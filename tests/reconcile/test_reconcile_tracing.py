@@ -22,7 +22,7 @@ from streammeta.rpc import tracing
 from tests.kit.real_cluster import STEADY, running_cluster, streammeta
 from tests.kit.traces import collecting, exporting, ids, only
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import LocalBucket, Scene
 
 PHASES = ["list", "uploads", "snapshot", "join", "confirm", "write"]
 PREFIX = "streammeta.reconcile."
@@ -40,22 +40,18 @@ def inside(spans: tuple[ReadableSpan, ...], parent: ReadableSpan) -> list[str]:
     return [one.name for one in sorted(found, key=lambda one: one.start_time or 0)]
 
 
-def plant(bucket: LocalBucket, state: FakeMap, orphans: int) -> None:
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(400)}
-    for number in (*range(400), *range(500, 500 + orphans)):
-        bucket.put(own(number))
+def plant(scene: Scene, orphans: int) -> None:
+    scene.fill(range(400), range(500, 500 + orphans))
 
 
 def planned(bucket: LocalBucket, endpoint: str, folder: Path) -> PlanConfig:
     return PlanConfig(bucket.uri, (endpoint,), folder, max_share=0.9, engine=EngineName.LOCAL)
 
 
-def test_a_run_has_a_span_for_each_phase_and_each_batch(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    plant(bucket, state, orphans=30)
+def test_a_run_has_a_span_for_each_phase_and_each_batch(scene: Scene, tmp_path: Path) -> None:
+    plant(scene.bucket, scene.state, orphans=30)
     with exporting() as exported:
-        plan(planned(bucket, endpoint, tmp_path / "p"))
+        plan(planned(scene.bucket, scene.endpoint, tmp_path / "p"))
         spans = exported.get_finished_spans()
         root = only(spans, f"{PREFIX}plan")
         assert [name for name in inside(spans, root) if name.startswith(PREFIX)] == [
@@ -63,7 +59,7 @@ def test_a_run_has_a_span_for_each_phase_and_each_batch(
         ]
         assert root.attributes == {"engine": "local", "candidates": 30}
         listed = only(spans, f"{PREFIX}list").attributes or {}
-        assert listed["rows"] == len(bucket.keys()) + 1, "the marker too"
+        assert listed["rows"] == len(scene.bucket.keys()) + 1, "the marker too"
         snapshot = only(spans, f"{PREFIX}snapshot")
         assert "streammeta.v1.MetadataService/GetSnapshot" in inside(spans, snapshot)
         assert {ids(one)[0] for one in spans} == {ids(root)[0]}
@@ -85,12 +81,10 @@ def test_a_run_has_a_span_for_each_phase_and_each_batch(
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(300)
-def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    plant(bucket, state, orphans=30)
-    plan(planned(bucket, endpoint, tmp_path / "p"))
-    order = ApplyConfig(tmp_path / "p", delete=True, keys_per_s=20, engine=EngineName.SPARK)
+def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(scene: Scene) -> None:
+    plant(scene.bucket, scene.state, orphans=30)
+    plan(planned(scene.bucket, scene.endpoint, scene.root / "p"))
+    order = ApplyConfig(scene.root / "p", delete=True, keys_per_s=20, engine=EngineName.SPARK)
     with collecting() as collector:
         with exporting() as exported:
             apply(order)
@@ -109,11 +103,9 @@ def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(300)
-def test_tasks_of_a_run_that_is_not_traced_send_nothing(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    plant(bucket, state, orphans=3)
-    plan(planned(bucket, endpoint, tmp_path / "p"))
+def test_tasks_of_a_run_that_is_not_traced_send_nothing(scene: Scene, tmp_path: Path) -> None:
+    plant(scene.bucket, scene.state, orphans=3)
+    plan(planned(scene.bucket, scene.endpoint, tmp_path / "p"))
     order = ApplyConfig(tmp_path / "p", delete=True, engine=EngineName.SPARK)
     with collecting() as collector:
         assert apply(order).complete
@@ -132,9 +124,7 @@ def work_of_a_task(variables: dict[str, str]) -> None:
         pass
 
 
-def test_a_task_has_the_driver_s_variables_but_for_those_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_task_has_the_driver_s_variables_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting() as collector:
         work_of_a_task({ADDRESS: "http://127.0.0.1:1"})
         (sent,) = collector.spans
@@ -147,20 +137,16 @@ def test_a_task_has_the_driver_s_variables_but_for_those_of_its_own(
         assert {ADDRESS, "OTEL_SERVICE_NAME"} & os.environ.keys() == set()
 
 
-def test_a_task_without_opentelemetry_does_its_work_untraced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_task_without_opentelemetry_works_untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with TaskTracing(PARENT, {}).trace():
         assert not tracing.is_on()
 
 
-def test_a_round_of_a_watch_is_one_trace(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    plant(bucket, state, orphans=1)
+def test_a_round_of_a_watch_is_one_trace(scene: Scene, tmp_path: Path) -> None:
+    plant(scene.bucket, scene.state, orphans=1)
     config = WatchConfig(
-        planned(bucket, endpoint, tmp_path / "rounds"),
+        planned(scene.bucket, scene.endpoint, tmp_path / "rounds"),
         ApplyConfig(tmp_path / "rounds", delete=True, engine=EngineName.LOCAL),
         interval_s=1,
         rounds=1,
@@ -174,13 +160,11 @@ def test_a_round_of_a_watch_is_one_trace(
     assert root.parent is None
 
 
-def test_a_phase_that_fails_says_so(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
-) -> None:
-    plant(bucket, state, orphans=1)
+def test_a_phase_that_fails_says_so(scene: Scene, tmp_path: Path) -> None:
+    plant(scene.bucket, scene.state, orphans=1)
     (tmp_path / "p").mkdir()
     with exporting() as exported, pytest.raises(ReconcileError):
-        plan(planned(bucket, endpoint, tmp_path / "p"))
+        plan(planned(scene.bucket, scene.endpoint, tmp_path / "p"))
     root = only(exported.get_finished_spans(), f"{PREFIX}plan")
     assert root.status.description == "PlanError"
     assert not root.status.is_ok

@@ -36,7 +36,15 @@ from streammeta.reconcile.watch import (
 )
 from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import (
+    COMMITTED,
+    OWN,
+    FakeMap,
+    LocalBucket,
+    MapObject,
+    Scene,
+    own,
+)
 from tests.reconcile.inventories import Listed, write_inventory
 
 PAGE = Path(__file__).parents[2] / "docs" / "reconciliation.md"
@@ -45,15 +53,13 @@ LIVE = range(200, 230)
 
 
 @pytest.fixture
-def config(bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path) -> WatchConfig:
+def config(scene: Scene) -> WatchConfig:
     """Rounds on a bucket with orphans and live objects."""
-    state.objects = {i: MapObject(COMMITTED, size=10) for i in LIVE}
-    for object_id in (*ORPHANS, *LIVE):
-        bucket.put(own(object_id), 10)
-    folder = tmp_path / "rounds"
+    scene.fill(LIVE, ORPHANS)
+    folder = scene.root / "rounds"
     engine = EngineName.LOCAL
     return WatchConfig(
-        PlanConfig(bucket.uri, (endpoint,), folder, patience_s=1, engine=engine),
+        PlanConfig(scene.bucket.uri, (scene.endpoint,), folder, patience_s=1, engine=engine),
         ApplyConfig(folder, delete=True, keys_per_s=100_000, patience_s=1, engine=engine),
         interval_s=1,
         rounds=1,
@@ -80,9 +86,7 @@ def keys_of(bucket: LocalBucket) -> set[str]:
 LEFT = {own(object_id) for object_id in LIVE}
 
 
-def test_a_round_deletes_what_apply_would_and_the_next_finds_nothing(
-    config: WatchConfig, bucket: LocalBucket
-) -> None:
+def test_a_round_leaves_no_orphan_to_the_next(config: WatchConfig, bucket: LocalBucket) -> None:
     first, second = run(replace(config, rounds=2))
     assert (first.outcome, second.outcome) == (RoundOutcome.SETTLED,) * 2
     assert {name: tally.keys for name, tally in first.outcomes.items()} == {"deleted": len(ORPHANS)}
@@ -119,18 +123,16 @@ def test_a_guard_keeps_a_round_from_deleting_and_the_next_goes_on(
     assert keys_of(bucket) == LEFT
 
 
-def test_a_failed_round_is_told_and_the_next_is_tried(
-    config: WatchConfig, bucket: LocalBucket, state: FakeMap
-) -> None:
-    state.refuse = grpc.StatusCode.UNAVAILABLE
+def test_a_failed_round_is_told_and_the_next_is_tried(config: WatchConfig, scene: Scene) -> None:
+    scene.state.refuse = grpc.StatusCode.UNAVAILABLE
 
     def mend(_one: Round) -> None:
-        state.refuse = None
+        scene.state.refuse = None
 
     rounds = run(replace(config, rounds=2), mend)
     assert [one.outcome for one in rounds] == [RoundOutcome.FAILED, RoundOutcome.SETTLED]
     assert (rounds[0].plan, "no leader answered" in rounds[0].problem) == ("", True)
-    assert keys_of(bucket) == LEFT
+    assert keys_of(scene.bucket) == LEFT
 
 
 def test_a_loss_is_told_and_orphans_are_deleted_all_the_same(
@@ -175,9 +177,7 @@ def test_one_process_at_a_time_works_in_a_folder(config: WatchConfig) -> None:
     assert len(run(config, try_another)) == 1
 
 
-def test_history_is_bounded_and_unknown_files_stay(
-    config: WatchConfig, bucket: LocalBucket
-) -> None:
+def test_history_is_bounded_and_other_files_stay(config: WatchConfig, bucket: LocalBucket) -> None:
     folder = config.plan.folder
     strangers = [
         "notes.txt",
@@ -201,9 +201,7 @@ def test_history_is_bounded_and_unknown_files_stay(
     assert len([*(first / "runs").glob("*/undo/*.jsonl")]) == 1
 
 
-def test_a_signal_ends_the_round_after_the_batch_under_way(
-    config: WatchConfig, bucket: LocalBucket, state: FakeMap
-) -> None:
+def test_a_signal_ends_the_round(config: WatchConfig, bucket: LocalBucket, state: FakeMap) -> None:
     more = range(5000, 7500)
     state.next_object_id, state.issued_below = 10_000, 20_000
     for object_id in more:
@@ -269,13 +267,11 @@ def test_the_command_ends_by_sigterm_and_goes_on_after_a_kill(
     assert again.outcome is RoundOutcome.SETTLED
 
 
-def test_each_round_reads_the_newest_inventory(
-    bucket: LocalBucket, config: WatchConfig, tmp_path: Path
-) -> None:
+def test_each_round_reads_the_newest_inventory(scene: Scene, config: WatchConfig) -> None:
     def listed() -> list[Listed]:
-        return [Listed(one.key, one.size) for one in bucket.store.list_objects()]
+        return [Listed(one.key, one.size) for one in scene.bucket.store.list_objects()]
 
-    first = write_inventory(tmp_path / "lists", listed()).parent
+    first = write_inventory(scene.root / "lists", listed()).parent
     with_inventory = replace(config.plan, inventory=f"{first.parent}/")
     told: list[str] = []
 
@@ -312,21 +308,19 @@ def test_the_page_names_every_metric_and_every_outcome() -> None:
     ]
 
 
-def test_the_exit_code_tells_of_the_last_round(
-    bucket: LocalBucket, state: FakeMap, config: WatchConfig
-) -> None:
+def test_the_exit_code_tells_of_the_last_round(scene: Scene, config: WatchConfig) -> None:
     def command() -> tuple[int, str]:
         words = [
             *(sys.executable, "-m", "streammeta.cli.main", "reconcile", "watch"),
-            *("--store", bucket.uri, "--connect", config.plan.connect[0], "--rounds", "1"),
+            *("--store", scene.bucket.uri, "--connect", config.plan.connect[0], "--rounds", "1"),
             *("--folder", str(config.plan.folder), "--engine", "local", "--format", "json"),
         ]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
         return done.returncode, json.loads(done.stdout)["outcome"]
 
     assert command() == (0, "settled")
-    open_object_store(bucket.uri).delete_many([own(LIVE[0])])
+    open_object_store(scene.bucket.uri).delete_many([own(LIVE[0])])
     code, outcome = command()
     assert (code, outcome) == (3, "guard"), "1 of 30 is more than 1 %"
-    state.objects = {}
+    scene.state.objects = {}
     assert command() == (1, "guard")

@@ -160,9 +160,7 @@ def test_an_empty_directory_is_no_survivor(place: Place) -> None:
     assert not (place.root / "node7").exists()
 
 
-def test_a_takeover_whose_answer_was_lost_is_repeated(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_takeover_is_repeated_unanswered(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.survivor(4, five())
     assert place.planned("a.json", "1,2,3,5", place.inspected(4))["exit_code"] == 0
     put = LocalObjectStore.put

@@ -44,18 +44,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 @pytest.mark.parametrize("words", [["ls", "/"], ["cd", "/"], ["tree"]])
-def test_no_command_passes_without_a_cluster(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_commands_need_a_cluster(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     code, out, err = run(capsys, "shell", "--connect", "127.0.0.1:1", "--", *words)
     assert (code, out) == (1, "")
     assert "no controller answers at 127.0.0.1:1" in err
 
 
 @pytest.mark.parametrize("word", ["help", "pwd", "exit"])
-def test_what_asks_nothing_of_a_cluster_needs_none(
-    capsys: pytest.CaptureFixture[str], word: str
-) -> None:
+def test_offline_commands_need_no_cluster(capsys: pytest.CaptureFixture[str], word: str) -> None:
     code, _, err = run(capsys, "shell", "--connect", "127.0.0.1:1", "--", word)
     assert (code, err) == (0, "")
 
@@ -86,9 +82,7 @@ def test_failures_in_json(
     assert set(answer["error"]) == {"code", "message", "hint"}
 
 
-def test_failures_for_people_go_to_standard_error(
-    capsys: pytest.CaptureFixture[str], endpoint: str
-) -> None:
+def test_text_failures_go_to_stderr(capsys: pytest.CaptureFixture[str], endpoint: str) -> None:
     code, out, err = run(capsys, "shell", "--connect", endpoint, "ls", "/x", "/kv/topics")
 
     assert code == 1
@@ -129,9 +123,7 @@ def test_table_format_lists_in_columns(capsys: pytest.CaptureFixture[str], endpo
     assert out.count("\n") == 1
 
 
-def test_options_of_the_inner_command_are_not_ours(
-    capsys: pytest.CaptureFixture[str], endpoint: str
-) -> None:
+def test_inner_options_are_not_ours(capsys: pytest.CaptureFixture[str], endpoint: str) -> None:
     code, _, err = run(capsys, "shell", "--connect", endpoint, "ls", "--format")
 
     assert code == 1
@@ -274,9 +266,7 @@ class _FailingSource:
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("line", ["diff WRONG/PATH", "du", "tail"])
-def test_an_error_of_any_kind_costs_one_command_and_not_the_session(
-    error: Exception, line: str
-) -> None:
+def test_an_error_of_any_kind_costs_one_command_alone(error: Exception, line: str) -> None:
     written: list[str] = []
     source = _FailingSource(error)
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):

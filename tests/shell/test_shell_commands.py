@@ -247,9 +247,7 @@ def test_completion_is_bounded() -> None:
         ("*\\", ["a\\"], ["a"]),
     ],
 )
-def test_pattern_matches_what_it_should(
-    pattern: str, matching: list[str], other: list[str]
-) -> None:
+def test_pattern_matches_as_expected(pattern: str, matching: list[str], other: list[str]) -> None:
     compiled = paths.compile_component(pattern)
 
     assert [name for name in matching if not compiled.matches(name)] == []
@@ -305,9 +303,7 @@ def test_unclosed_quote_is_an_error() -> None:
         (("a*b",), "c", (r"a\*b", "c")),
     ],
 )
-def test_word_is_relative_to_the_current_directory(
-    here: tuple[str, ...], word: str, path: tuple[str, ...]
-) -> None:
+def test_words_are_relative(here: tuple[str, ...], word: str, path: tuple[str, ...]) -> None:
     assert path == paths.absolute(here, word)
 
 

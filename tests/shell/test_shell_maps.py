@@ -228,9 +228,7 @@ def test_changes_are_printed_as_they_are_committed(grown: World) -> None:
         (("tail", "2"), "NO_CLUSTER", 1),
     ],
 )
-def test_what_can_not_be_shown_is_explained(
-    world: World, words: tuple[str, ...], code: str, exit_code: int
-) -> None:
+def test_refusals_explain(world: World, words: tuple[str, ...], code: str, exit_code: int) -> None:
     answer = shell(*words, before=("--file", str(world.checkpoint)), exit_code=exit_code)
     assert answer["error"]["code"] == code
     assert answer["error"]["hint"]
@@ -264,9 +262,7 @@ def test_an_export_that_lacks_rows_is_refused(world: World, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("lines", "is_paged"), [("3", True), ("50", False)])
-def test_output_longer_than_the_terminal_goes_through_the_pager(
-    world: World, tmp_path: Path, lines: str, is_paged: bool
-) -> None:
+def test_long_output_is_paged(world: World, tmp_path: Path, lines: str, is_paged: bool) -> None:
     pager, mark = tmp_path / "pager", tmp_path / "paged"
     pager.write_text(f'#!/bin/sh\ncat > "{mark}"\n')
     pager.chmod(0o755)
