@@ -49,7 +49,7 @@ def planned(bucket: LocalBucket, endpoint: str, folder: Path) -> PlanConfig:
 
 
 def test_a_run_has_a_span_for_each_phase_and_each_batch(scene: Scene, tmp_path: Path) -> None:
-    plant(scene.bucket, scene.state, orphans=30)
+    plant(scene, orphans=30)
     with exporting() as exported:
         plan(planned(scene.bucket, scene.endpoint, tmp_path / "p"))
         spans = exported.get_finished_spans()
@@ -82,7 +82,7 @@ def test_a_run_has_a_span_for_each_phase_and_each_batch(scene: Scene, tmp_path: 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(300)
 def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(scene: Scene) -> None:
-    plant(scene.bucket, scene.state, orphans=30)
+    plant(scene, orphans=30)
     plan(planned(scene.bucket, scene.endpoint, scene.root / "p"))
     order = ApplyConfig(scene.root / "p", delete=True, keys_per_s=20, engine=EngineName.SPARK)
     with collecting() as collector:
@@ -104,7 +104,7 @@ def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(sc
 @pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(300)
 def test_tasks_of_a_run_that_is_not_traced_send_nothing(scene: Scene, tmp_path: Path) -> None:
-    plant(scene.bucket, scene.state, orphans=3)
+    plant(scene, orphans=3)
     plan(planned(scene.bucket, scene.endpoint, tmp_path / "p"))
     order = ApplyConfig(tmp_path / "p", delete=True, engine=EngineName.SPARK)
     with collecting() as collector:
@@ -144,7 +144,7 @@ def test_a_task_without_opentelemetry_works_untraced(monkeypatch: pytest.MonkeyP
 
 
 def test_a_round_of_a_watch_is_one_trace(scene: Scene, tmp_path: Path) -> None:
-    plant(scene.bucket, scene.state, orphans=1)
+    plant(scene, orphans=1)
     config = WatchConfig(
         planned(scene.bucket, scene.endpoint, tmp_path / "rounds"),
         ApplyConfig(tmp_path / "rounds", delete=True, engine=EngineName.LOCAL),
@@ -161,7 +161,7 @@ def test_a_round_of_a_watch_is_one_trace(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_a_phase_that_fails_says_so(scene: Scene, tmp_path: Path) -> None:
-    plant(scene.bucket, scene.state, orphans=1)
+    plant(scene, orphans=1)
     (tmp_path / "p").mkdir()
     with exporting() as exported, pytest.raises(ReconcileError):
         plan(planned(scene.bucket, scene.endpoint, tmp_path / "p"))
