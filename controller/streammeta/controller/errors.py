@@ -78,7 +78,7 @@ class RateExceededError(LimitExceededError):
             f"{quota}: {principal} has used up its {limit} per second, retry in {retry_after_ms} ms"
         )
         self.quota = quota
-        self.limit = limit
+        self.limit = self.used = limit
         self.retry_after_ms = retry_after_ms
 
 
@@ -95,6 +95,8 @@ class BusyError(LimitExceededError):
 
 class MemoryHighError(BusyError):
     """The process uses so much memory that calls like this one are rejected for now."""
+
+    quota = "memory"
 
     def __init__(self, limit: int, used: int, retry_after_ms: int) -> None:
         super().__init__(

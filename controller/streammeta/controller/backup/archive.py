@@ -11,60 +11,53 @@ from typing import TypeVar
 
 from streammeta.controller.backup.errors import BackupDamagedError, BackupDivergedError
 from streammeta.storage import json_files
-from streammeta.storage.cluster_files.backup_files import (
-    CheckpointManifest,
-    CheckpointName,
-    FileName,
-    Folder,
-    Inventory,
-    Manifest,
-    SegmentManifest,
-    SegmentName,
-    has_good_hashes,
-    inventories,
-)
+from streammeta.storage.cluster_files import backup_files
 from streammeta.storage.errors import CorruptObjectError, ObjectExistsError, ObjectNotFoundError
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
-M = TypeVar("M", SegmentManifest, CheckpointManifest)
+M = TypeVar("M", backup_files.SegmentManifest, backup_files.CheckpointManifest)
 
 
 class Archive:
     """The folder of one cluster in a store. See `storage.object_store` for the store's errors."""
 
-    def __init__(self, store: ObjectStore, folder: Folder) -> None:
+    def __init__(self, store: ObjectStore, folder: backup_files.Folder) -> None:
         self._store = store
         self.folder = folder
 
-    def inventory(self) -> Inventory:
+    def inventory(self) -> backup_files.Inventory:
         """List the files in the folder."""
-        found = inventories(self._store.list_objects(self.folder.prefix))
+        found = backup_files.inventories(self._store.list_objects(self.folder.prefix))
         # A backup that has not begun is an empty one and no error.
-        return found.get(self.folder, Inventory((), (), (), {}))
+        return found.get(self.folder, backup_files.Inventory((), (), (), {}))
 
     # -- reading
 
-    def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
+    def segment(self, name: backup_files.SegmentName) -> tuple[bytes, backup_files.SegmentManifest]:
         """Return a segment and its manifest. Raises BackupDamagedError if one is missing."""
         manifest = self.segment_manifest(name)
         return self._read(name, self.folder.key(name)), manifest
 
-    def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
+    def checkpoint(
+        self, name: backup_files.CheckpointName
+    ) -> tuple[bytes, backup_files.CheckpointManifest]:
         """Return a checkpoint and its manifest. Raises BackupDamagedError if one is missing."""
         manifest = self.checkpoint_manifest(name)
         return self._read(name, self.folder.key(name)), manifest
 
-    def segment_manifest(self, name: SegmentName) -> SegmentManifest:
+    def segment_manifest(self, name: backup_files.SegmentName) -> backup_files.SegmentManifest:
         """Return a segment's manifest. Raises BackupDamagedError if it is missing or damaged."""
-        return self._manifest(SegmentManifest, name)
+        return self._manifest(backup_files.SegmentManifest, name)
 
-    def checkpoint_manifest(self, name: CheckpointName) -> CheckpointManifest:
+    def checkpoint_manifest(
+        self, name: backup_files.CheckpointName
+    ) -> backup_files.CheckpointManifest:
         """Return a checkpoint's manifest. Raises BackupDamagedError if it is missing or damaged."""
-        return self._manifest(CheckpointManifest, name)
+        return self._manifest(backup_files.CheckpointManifest, name)
 
     # -- writing
 
-    def put(self, data: bytes | memoryview, manifest: Manifest) -> None:
+    def put(self, data: bytes | memoryview, manifest: backup_files.Manifest) -> None:
         """Put a file, then its manifest. An equal file that already exists is kept.
 
         Raises:
@@ -82,7 +75,7 @@ class Archive:
         except ObjectExistsError:
             pass  # only its times may differ
 
-    def delete(self, names: Sequence[FileName]) -> int:
+    def delete(self, names: Sequence[backup_files.FileName]) -> int:
         """Delete files, manifests first. Returns the number of deleted files."""
         refused = self._store.delete_many(self.folder.manifest_key(name) for name in names).failed
         # A file whose manifest remains must stay, or the manifest would name a missing file.
@@ -91,14 +84,14 @@ class Archive:
 
     # -- parts
 
-    def _require_equal(self, name: FileName, data: bytes | memoryview) -> None:
+    def _require_equal(self, name: backup_files.FileName, data: bytes | memoryview) -> None:
         if self._store.get_range(self.folder.key(name)) != data:
             raise BackupDivergedError(
                 f"{name}: the backup has a different file of this name: another history of the "
                 "cluster writes to it. Set a separate --backup-store for this cluster"
             )
 
-    def _manifest(self, cls: type[M], name: FileName) -> M:
+    def _manifest(self, cls: type[M], name: backup_files.FileName) -> M:
         key = self.folder.manifest_key(name)
         data = self._read(name, key)
         try:
@@ -117,12 +110,12 @@ class Archive:
                 f"its manifest describes {manifest.name} of cluster {manifest.cluster_id!r}",
             )
 
-        if not has_good_hashes(manifest):
+        if not backup_files.has_good_hashes(manifest):
             raise BackupDamagedError(name, "its manifest has an invalid log hash")
 
         return manifest
 
-    def _read(self, name: FileName, key: str) -> bytes:
+    def _read(self, name: backup_files.FileName, key: str) -> bytes:
         try:
             return self._store.get_range(key)
         except ObjectNotFoundError:

@@ -26,22 +26,19 @@ from streammeta.controller.runtime.persistence.metadata_checkpoint import (
 )
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
-from streammeta.storage.cluster_files.backup_files import (
-    CheckpointManifest,
-    CheckpointName,
-    SegmentManifest,
-    SegmentName,
-)
+from streammeta.storage.cluster_files import backup_files
 
 
 class BackupFiles(Protocol):
     """Files of one backup. A missing one raises BackupDamagedError."""
 
-    def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
+    def segment(self, name: backup_files.SegmentName) -> tuple[bytes, backup_files.SegmentManifest]:
         """Return a segment and its manifest."""
         ...
 
-    def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
+    def checkpoint(
+        self, name: backup_files.CheckpointName
+    ) -> tuple[bytes, backup_files.CheckpointManifest]:
         """Return a checkpoint and its manifest."""
         ...
 
@@ -58,8 +55,8 @@ class Replayed:
 
 
 def load_checkpoint(
-    name: CheckpointName, files: BackupFiles
-) -> tuple[LoadedMetadata, CheckpointManifest]:
+    name: backup_files.CheckpointName, files: BackupFiles
+) -> tuple[LoadedMetadata, backup_files.CheckpointManifest]:
     """Return a checkpoint's metadata, verified against its manifest.
 
     Raises:
@@ -137,7 +134,7 @@ def _base(chain: Chain, files: BackupFiles) -> Replayed:
     return Replayed(loaded.cluster_metadata, position, chain.base.epoch, manifest.created_ms)
 
 
-def _check_start(manifest: SegmentManifest, before: Position) -> None:
+def _check_start(manifest: backup_files.SegmentManifest, before: Position) -> None:
     if manifest.start_offset > before.end_offset:
         raise BackupDamagedError(
             manifest.name, f"offsets from {before.end_offset} on are missing", before.end_offset
@@ -148,7 +145,7 @@ def _check_start(manifest: SegmentManifest, before: Position) -> None:
         raise BackupDamagedError(manifest.name, "it continues another log than the files before it")
 
 
-def _apply(cluster_metadata: ClusterMetadata, batch: Batch, name: SegmentName) -> None:
+def _apply(cluster_metadata: ClusterMetadata, batch: Batch, name: backup_files.SegmentName) -> None:
     # Control batches belong to the quorum and do not change the metadata.
     if batch.kind is not BatchKind.DATA:
         return
@@ -165,7 +162,7 @@ def _compare(
     cluster_metadata: ClusterMetadata,
     end_offset: int,
     state_hashes: Mapping[int, str],
-    name: SegmentName,
+    name: backup_files.SegmentName,
 ) -> None:
     wanted = state_hashes.get(end_offset)
     if wanted is not None and cluster_metadata.state_hash().hex() != wanted:

@@ -17,42 +17,24 @@ from typing import BinaryIO, Protocol, TypeAlias
 
 import structlog
 
+from streammeta.controller.backup import segments
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.chains import find_dispensable
 from streammeta.controller.backup.checkpoints import checkpoint_file, checkpoint_log_hash
 from streammeta.controller.backup.errors import BackupDivergedError, BackupError
-from streammeta.controller.backup.segments import (
-    Position,
-    Writing,
-    advance_position,
-    encode,
-    new_segment,
-)
 from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
-from streammeta.controller.lifecycle.tasks import (
-    CALL_TIMEOUT_S,
-    LeaderTask,
-    PeriodicTask,
-    T,
-    TermOverError,
-)
+from streammeta.controller.lifecycle import tasks
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH, UNKNOWN_LOG_HASH
 from streammeta.controller.runtime.replication.log_time import JUMP_MS
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.storage.cluster_files.backup_files import (
-    CheckpointManifest,
-    Folder,
-    Inventory,
-    Manifest,
-    SegmentManifest,
-)
+from streammeta.storage.cluster_files import backup_files
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
-ORIGIN = Position(0, EMPTY_LOG_HASH)
+ORIGIN = segments.Position(0, EMPTY_LOG_HASH)
 """Beginning of a log that was never trimmed."""
 
 
@@ -60,7 +42,7 @@ ORIGIN = Position(0, EMPTY_LOG_HASH)
 class PutSegment:
     """Upload the entries from a position on, at most up to `end_offset`."""
 
-    start: Position
+    start: segments.Position
     end_offset: int
 
 
@@ -83,7 +65,7 @@ class Progress:
     one.
     """
 
-    position: Position | None
+    position: segments.Position | None
     checkpoint_end: int
     newest: SnapshotId | None
     committed_end: int
@@ -166,7 +148,7 @@ class _Term:
     copied_at_ms: int
     """Monotonic time up to which everything committed is in the backup."""
     is_begun: bool = False
-    position: Position | None = None
+    position: segments.Position | None = None
     last_ms: int = 0
     checkpoint_end: int = 0
     problem: str = ""
@@ -174,7 +156,7 @@ class _Term:
     is_clock_doubted: bool = False
 
 
-class Backup(PeriodicTask, LeaderTask[_Term]):
+class Backup(tasks.PeriodicTask, tasks.LeaderTask[_Term]):
     """The leader's backup task, idle on other controllers."""
 
     def __init__(
@@ -233,7 +215,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
 
     async def _work(self) -> None:
         if self._term is None:
-            folder = Folder(self._cluster_id, self._cluster_uuid())
+            folder = backup_files.Folder(self._cluster_id, self._cluster_uuid())
             self._term = _Term(Archive(self._store, folder), self._clock.monotonic_ms())
         term = self._term
         try:
@@ -241,7 +223,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
                 await self._begin(term)
             await self._copy(term)
         # The next leader continues. A failure of this term is not its problem.
-        except TermOverError:
+        except tasks.TermOverError:
             return
         except (StorageError, BackupError, OSError) as error:
             self._note(term, str(error))
@@ -279,7 +261,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         if newest is not None:
             self._require_not_ahead(newest.end_offset)
             await self._require_own(term, newest)
-            term.position = Position(newest.end_offset, bytes.fromhex(newest.log_hash))
+            term.position = segments.Position(newest.end_offset, bytes.fromhex(newest.log_hash))
             term.last_ms = newest.last_ms
             # The backup may have lagged before this term.
             term.copied_at_ms -= max(0, self._clock.wall_ms() - newest.last_ms)
@@ -297,10 +279,10 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
                 "writes to the backup. Restore from it, or set another --backup-store"
             )
 
-    async def _require_own(self, term: _Term, newest: Manifest) -> None:
+    async def _require_own(self, term: _Term, newest: backup_files.Manifest) -> None:
         """Require that the newest file belongs to this log, as far as the log reaches back."""
         try:
-            if isinstance(newest, SegmentManifest):
+            if isinstance(newest, backup_files.SegmentManifest):
                 is_own = await self._holds_segment(term, newest)
             else:
                 is_own = await self._holds_point(term, newest)
@@ -315,18 +297,20 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
                 "cluster writes to the backup. Set a separate --backup-store for this cluster"
             )
 
-    async def _holds_segment(self, term: _Term, manifest: SegmentManifest) -> bool:
+    async def _holds_segment(self, term: _Term, manifest: backup_files.SegmentManifest) -> bool:
         start, end = manifest.start_offset, manifest.end_offset
-        data = encode(await self._read(term, start, end, manifest.size), manifest.cluster_uuid)
+        data = segments.encode(
+            await self._read(term, start, end, manifest.size), manifest.cluster_uuid
+        )
         return hashlib.sha256(data).hexdigest() == manifest.sha256
 
-    async def _holds_point(self, term: _Term, manifest: CheckpointManifest) -> bool:
+    async def _holds_point(self, term: _Term, manifest: backup_files.CheckpointManifest) -> bool:
         """Compare a file's log hash with the one of this controller's newest checkpoint.
 
         The log between the two extends the hash of the lower point to the higher one.
         """
         here = await self._own_position(term)
-        there = Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
+        there = segments.Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
         if UNKNOWN_LOG_HASH in (here.log_hash, there.log_hash):
             return True
         low, high = sorted((here, there), key=lambda position: position.end_offset)
@@ -335,20 +319,26 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             low = await self._advance(term, low, batches)
         return low == high
 
-    async def _advance(self, term: _Term, before: Position, batches: list[Batch]) -> Position:
-        return await self._call(term, lambda _: advance_position(before, batches), CALL_TIMEOUT_S)
+    async def _advance(
+        self, term: _Term, before: segments.Position, batches: list[Batch]
+    ) -> segments.Position:
+        return await self._call(
+            term, lambda _: segments.advance_position(before, batches), tasks.CALL_TIMEOUT_S
+        )
 
-    async def _own_position(self, term: _Term) -> Position:
+    async def _own_position(self, term: _Term) -> segments.Position:
         """Return the position of this controller's newest checkpoint, or the log's origin."""
         newest = self._source.newest_checkpoint
         if newest is None:
-            return Position(0, EMPTY_LOG_HASH)
+            return segments.Position(0, EMPTY_LOG_HASH)
 
         def log_hash(_: ObjectStore) -> bytes:
             with self._source.open_checkpoint(newest) as file:
                 return checkpoint_log_hash(file)
 
-        return Position(newest.end_offset, await self._call(term, log_hash, CALL_TIMEOUT_S))
+        return segments.Position(
+            newest.end_offset, await self._call(term, log_hash, tasks.CALL_TIMEOUT_S)
+        )
 
     async def _put_segment(self, term: _Term, step: PutSegment) -> None:
         try:
@@ -358,7 +348,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             term.position = None
             return
         now_ms = self._controller.log_time.now_ms()
-        writing = Writing(
+        writing = segments.Writing(
             folder=term.archive.folder,
             # Times of one leader may precede an earlier leader's times if its clock was faster.
             first_ms=min(term.last_ms, now_ms),
@@ -367,13 +357,13 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             writer_version=self._writer_version,
         )
 
-        def put(archive: Archive) -> SegmentManifest:
-            data, manifest = new_segment(batches, step.start, writing)
+        def put(archive: Archive) -> backup_files.SegmentManifest:
+            data, manifest = segments.new_segment(batches, step.start, writing)
             archive.put(data, manifest)
             return manifest
 
         manifest = await self._with_archive(term, put)
-        term.position = Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
+        term.position = segments.Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
         term.last_ms = manifest.last_ms
 
     async def _put_checkpoint(self, term: _Term, snapshot_id: SnapshotId) -> None:
@@ -396,12 +386,15 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         term.checkpoint_end = snapshot_id.end_offset
         # A new chain begins here, because the log no longer reaches back to the old one's end.
         if term.position is None:
-            term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
+            term.position, term.last_ms = (
+                segments.Position(snapshot_id.end_offset, log_hash),
+                now_ms,
+            )
 
     async def _remove_old(self, term: _Term) -> None:
         """Remove old files. Their ages are differences of the bucket's own times only."""
 
-        def remove(archive: Archive) -> tuple[Inventory, int]:
+        def remove(archive: Archive) -> tuple[backup_files.Inventory, int]:
             inventory = archive.inventory()
             return inventory, archive.delete(find_dispensable(inventory, self._keep_ms))
 
@@ -410,7 +403,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         if removed:
             _log.info("old_backups_removed", files=removed)
 
-    def _compare_clocks(self, term: _Term, inventory: Inventory) -> None:
+    def _compare_clocks(self, term: _Term, inventory: backup_files.Inventory) -> None:
         """Log once a term that this machine's clock and the bucket's differ much."""
         written_ms = max(inventory.written_ms.values(), default=0)
         ahead_ms = self._clock.wall_ms() - written_ms
@@ -446,8 +439,11 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         return batches
 
     async def _with_archive(
-        self, term: _Term, call: Callable[[Archive], T], timeout_s: float = CALL_TIMEOUT_S
-    ) -> T:
+        self,
+        term: _Term,
+        call: Callable[[Archive], tasks.T],
+        timeout_s: float = tasks.CALL_TIMEOUT_S,
+    ) -> tasks.T:
         folder = term.archive.folder
         return await self._call(term, lambda store: call(Archive(store, folder)), timeout_s)
 

@@ -10,13 +10,7 @@ from collections import deque
 
 import grpc
 
-from streammeta.controller.grpc_server.headers import (
-    ACCEPTED_ENCODINGS,
-    ANSWER_HEAD,
-    STATUS_OK,
-    Metadata,
-    status,
-)
+from streammeta.controller.grpc_server import headers
 from streammeta.controller.grpc_server.limits import Limits
 from streammeta.controller.grpc_server.messages import (
     PREFIX_BYTES,
@@ -91,7 +85,7 @@ class CallCore:
         self.is_given_up = False
         """Whether the client ended the call before its status."""
         self.code, self.details = OK, ""
-        self.trailing: Metadata = ()
+        self.trailing: headers.Metadata = ()
 
     # -- the request
 
@@ -111,7 +105,7 @@ class CallCore:
             raise CallRefusedError(
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"{error} (grpc-encoding {self._encoding[:20]}): send messages uncompressed",
-                ACCEPTED_ENCODINGS,
+                headers.ACCEPTED_ENCODINGS,
             ) from None
         except UnknownFlagsError as error:
             raise CallRefusedError(grpc.StatusCode.INTERNAL, str(error)) from None
@@ -179,24 +173,24 @@ class CallCore:
 
     # -- the answer
 
-    def open_answer(self, head: bytes = ANSWER_HEAD) -> bytes:
+    def open_answer(self, head: bytes = headers.ANSWER_HEAD) -> bytes:
         """Return the headers to send before anything else, empty if there are none to send."""
         if self._has_head or self.has_ended:
             return b""
         self._has_head = True
         return head
 
-    def finish(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> bytes:
+    def finish(self, code: grpc.StatusCode, details: str, trailing: headers.Metadata) -> bytes:
         """End the call with a status. Return the block of headers that says so."""
         assert not self.has_ended, "a call ends twice"
         self.has_status = self.has_ended = True
         self.code = code
         self.details = details
         if code is OK and not details and not trailing:
-            block = STATUS_OK
+            block = headers.STATUS_OK
         else:
-            block = status(int(code.value[0]), details, trailing)
-        return block if self._has_head else ANSWER_HEAD + block
+            block = headers.status(int(code.value[0]), details, trailing)
+        return block if self._has_head else headers.ANSWER_HEAD + block
 
     def drop(self) -> None:
         """End the call by a reset, without a status."""

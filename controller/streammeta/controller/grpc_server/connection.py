@@ -14,15 +14,9 @@ from typing import Protocol, cast
 
 import grpc
 
+from streammeta.controller.grpc_server import headers
 from streammeta.controller.grpc_server.call import Call, Turns
 from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
-from streammeta.controller.grpc_server.headers import (
-    ANSWER_HEAD,
-    Head,
-    Metadata,
-    refusal_head,
-    status,
-)
 from streammeta.controller.grpc_server.http2_connection import Session
 from streammeta.controller.grpc_server.limits import Limits
 from streammeta.controller.grpc_server.method import Method
@@ -263,11 +257,11 @@ class Connection(asyncio.Protocol):
 
     # -- of the session
 
-    def on_head(self, stream: Stream, head: Head) -> None:
+    def on_head(self, stream: Stream, head: headers.Head) -> None:
         """Take a new call."""
         server, session = self.server, self.session
         if head.http_status != 200:
-            session.end(stream, refusal_head(head.http_status))
+            session.end(stream, headers.refusal_head(head.http_status))
             return
 
         # A head that was not decoded completely has no path.
@@ -290,9 +284,11 @@ class Connection(asyncio.Protocol):
                 call.take(b"")
 
     def _refuse(
-        self, stream: Stream, code: grpc.StatusCode, details: str, trailing: Metadata = ()
+        self, stream: Stream, code: grpc.StatusCode, details: str, trailing: headers.Metadata = ()
     ) -> None:
-        self.session.end(stream, ANSWER_HEAD + status(int(code.value[0]), details, trailing))
+        self.session.end(
+            stream, headers.ANSWER_HEAD + headers.status(int(code.value[0]), details, trailing)
+        )
 
     def on_data(self, stream: Stream, data: bytes) -> None:
         """Take bytes of a call."""

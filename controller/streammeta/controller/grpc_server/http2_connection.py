@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
+from streammeta.controller.grpc_server import headers, outflow
 from streammeta.controller.grpc_server.frames import (
     FRAME_BYTES_MAX,
     STREAM_ID_MAX,
@@ -23,19 +24,6 @@ from streammeta.controller.grpc_server.frames import (
     Setting,
     frame,
     unpadded,
-)
-from streammeta.controller.grpc_server.headers import (
-    BLOCK_BYTES_MAX,
-    NO_TABLE,
-    BlockSkipper,
-    Head,
-    HeaderDecoder,
-)
-from streammeta.controller.grpc_server.outflow import (
-    DEFAULT_WINDOW,
-    SENT_FRAME_BYTES_MAX,
-    U32,
-    Outflow,
 )
 from streammeta.controller.grpc_server.stream import Stream
 
@@ -95,7 +83,7 @@ class Allowance:
 class User(Protocol):
     """What hears of a connection's streams."""
 
-    def on_head(self, stream: Stream, head: Head) -> None:
+    def on_head(self, stream: Stream, head: headers.Head) -> None:
         """Handle a new stream. The stream states whether it has already ended."""
         ...
 
@@ -125,10 +113,10 @@ class _Block:
     parts: list[bytes]
     size: int
     frames: int = 1
-    skipper: BlockSkipper | None = None
+    skipper: headers.BlockSkipper | None = None
 
 
-class Session(Outflow):
+class Session(outflow.Outflow):
     """State of one connection. `out` contains the bytes to be sent."""
 
     def __init__(
@@ -137,7 +125,7 @@ class Session(Outflow):
         super().__init__()
         self._user = user
         self._parser = FrameParser()
-        self._headers = HeaderDecoder(header_list_bytes)
+        self._headers = headers.HeaderDecoder(header_list_bytes)
         self._streams_max = streams_max
         self._stream_window = stream_window
         self.streams: dict[int, Stream] = {}
@@ -169,7 +157,12 @@ class Session(Outflow):
         said = b"".join(_SETTING.pack(*setting) for setting in settings)
         self.out += (
             frame(Kind.SETTINGS, 0, 0, said),
-            frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - DEFAULT_WINDOW)),
+            frame(
+                Kind.WINDOW_UPDATE,
+                0,
+                0,
+                outflow.U32.pack(CONNECTION_WINDOW - outflow.DEFAULT_WINDOW),
+            ),
         )
 
     # -- input
@@ -214,7 +207,7 @@ class Session(Outflow):
         if not self.has_settings and kind != Kind.SETTINGS:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "no SETTINGS at first")
         if kind == Kind.WINDOW_UPDATE:
-            self._on_window(now, stream_id, U32.unpack(payload)[0] & WINDOW_MAX)
+            self._on_window(now, stream_id, outflow.U32.unpack(payload)[0] & WINDOW_MAX)
         elif kind == Kind.PING:
             self._on_ping(now, flags, payload)
         elif kind == Kind.RST_STREAM:
@@ -271,7 +264,7 @@ class Session(Outflow):
             self._pass_over(block.skipper, payload)
         else:
             block.parts.append(payload)
-            if block.size > BLOCK_BYTES_MAX:
+            if block.size > headers.BLOCK_BYTES_MAX:
                 block.skipper = self._headers.skipper()
                 self._pass_over(block.skipper, b"".join(block.parts))
                 block.parts.clear()
@@ -283,7 +276,7 @@ class Session(Outflow):
             else:
                 self._on_head(now, stream_id, block.is_last, block.skipper.end())
 
-    def _pass_over(self, skipper: BlockSkipper, data: bytes) -> None:
+    def _pass_over(self, skipper: headers.BlockSkipper, data: bytes) -> None:
         before = self._headers.steps
         try:
             skipper.feed(data)
@@ -299,7 +292,7 @@ class Session(Outflow):
             self.spent += self._headers.steps - before
         self._on_head(now, stream_id, is_last, head)
 
-    def _on_head(self, now: float, stream_id: int, is_last: bool, head: Head) -> None:
+    def _on_head(self, now: float, stream_id: int, is_last: bool, head: headers.Head) -> None:
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._on_trailers(now, stream, is_last, head)
@@ -334,7 +327,7 @@ class Session(Outflow):
             self.spent += _CALL_UNITS
             self._user.on_head(stream, head)
 
-    def _on_trailers(self, now: float, stream: Stream, is_last: bool, head: Head) -> None:
+    def _on_trailers(self, now: float, stream: Stream, is_last: bool, head: headers.Head) -> None:
         if stream.is_ended_there:
             self._break(now, stream, ErrorCode.STREAM_CLOSED)
         elif not is_last or not head.may_end or stream.length:
@@ -387,7 +380,7 @@ class Session(Outflow):
         self._granted -= size
         self._taken += size
         if self._taken >= CONNECTION_WINDOW // 4:
-            self.out.append(frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(self._taken)))
+            self.out.append(frame(Kind.WINDOW_UPDATE, 0, 0, outflow.U32.pack(self._taken)))
             self._granted += self._taken
             self._taken = 0
 
@@ -450,9 +443,9 @@ class Session(Outflow):
             elif key == Setting.MAX_FRAME_SIZE:
                 if not FRAME_BYTES_MAX <= value < 1 << 24:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
-                self._frame_max = min(value, SENT_FRAME_BYTES_MAX)
+                self._frame_max = min(value, outflow.SENT_FRAME_BYTES_MAX)
             elif key == Setting.HEADER_TABLE_SIZE:
-                self._table_notice = NO_TABLE
+                self._table_notice = headers.NO_TABLE
             elif key == Setting.ENABLE_PUSH and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
 
@@ -476,7 +469,7 @@ class Session(Outflow):
         """Let a client send so many bytes more on a stream."""
         if not stream.is_ended_there:
             stream.granted += size
-            self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream.id, U32.pack(size)))
+            self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream.id, outflow.U32.pack(size)))
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream at once, and drop its unsent bytes."""

@@ -24,13 +24,7 @@ from streammeta.controller.journal.errors import (
 from streammeta.controller.journal.reserve import RESERVE_NAME
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.storage.durable_files import (
-    DirectoryInUseError,
-    FileSystem,
-    Lock,
-    PosixFileSystem,
-    replace_file,
-)
+from streammeta.storage import durable_files
 
 META_NAME = "meta.json"
 LOCK_NAME = ".lock"
@@ -79,7 +73,7 @@ def format_directory(
     bootstrap_voters: VoterSet | None = None,
     directory_id: DirectoryId | None = None,
     first_checkpoint: FirstCheckpoint | None = None,
-    files: FileSystem | None = None,
+    files: durable_files.FileSystem | None = None,
 ) -> DirectoryIdentity:
     """Prepare an empty directory for one node, once.
 
@@ -92,7 +86,7 @@ def format_directory(
         DirectoryLockedError: another process uses it.
         DiskFullError: the disk is full. Formatting can be repeated.
     """
-    files = files or PosixFileSystem()
+    files = files or durable_files.PosixFileSystem()
     voters = bootstrap_voters or VoterSet()
     check_empty(path, files)
     named_id = _directory_id_among(voters, node_id)
@@ -117,7 +111,7 @@ def format_directory(
         check_empty(path, files)
         if first_checkpoint is not None:
             name = first_checkpoint.snapshot_id.file_name
-            replace_file(files, path / name, [first_checkpoint.data])
+            durable_files.replace_file(files, path / name, [first_checkpoint.data])
         epoch = Epoch(0) if first_checkpoint is None else first_checkpoint.snapshot_id.epoch
         state = QuorumState(epoch=epoch)
         state_files.write_quorum_state(files, path / state_files.STATE_NAME, state)
@@ -139,15 +133,15 @@ def is_evidence(name: str) -> bool:
     return _EVIDENCE_NAME.fullmatch(name) is not None
 
 
-def lock_directory(files: FileSystem, path: Path) -> Lock:
+def lock_directory(files: durable_files.FileSystem, path: Path) -> durable_files.Lock:
     """Claim a directory. Raises DirectoryLockedError."""
     try:
         return files.lock(path / LOCK_NAME)
-    except DirectoryInUseError as error:
+    except durable_files.DirectoryInUseError as error:
         raise DirectoryLockedError(str(error)) from None
 
 
-def check_empty(path: Path, files: FileSystem) -> None:
+def check_empty(path: Path, files: durable_files.FileSystem) -> None:
     """Raise WrongDirectoryError unless a directory may be formatted."""
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME in names:
@@ -181,7 +175,7 @@ def _directory_id_among(voters: VoterSet, node_id: NodeId) -> DirectoryId | None
     return voter.key.directory_id
 
 
-def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
+def read_identity(path: Path, files: durable_files.FileSystem) -> DirectoryIdentity:
     """Return the identity of a directory, changing nothing.
 
     Raises:

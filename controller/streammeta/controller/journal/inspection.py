@@ -12,26 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
-from streammeta.controller.journal import state_files
-from streammeta.controller.journal.directory import (
-    LOCK_NAME,
-    DirectoryIdentity,
-    lock_directory,
-    read_identity,
-)
+from streammeta.controller.journal import directory, state_files
 from streammeta.controller.journal.errors import BadSnapshotError, JournalDamagedError
 from streammeta.controller.journal.reserve import RESERVE_NAME
 from streammeta.controller.journal.segment import JournalSegment, SegmentFile, open_segments
 from streammeta.controller.journal.snapshots import SnapshotCheck, parse_snapshot_name
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart
-from streammeta.storage.durable_files import (
-    File,
-    FileSystem,
-    PosixFileSystem,
-    as_binary_io,
-    pieces_of,
-)
+from streammeta.storage import durable_files
 from streammeta.storage.segmented_log import Damage, FrameHeader
 
 _T = TypeVar("_T")
@@ -57,20 +45,22 @@ class SnapshotFacts:
 
 
 @contextmanager
-def open_stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentity]]:
+def open_stopped_directory(
+    path: Path,
+) -> Iterator[tuple[durable_files.FileSystem, directory.DirectoryIdentity]]:
     """Lock a stopped node's directory while it is inspected.
 
     Raises:
         DirectoryNotFormattedError, WrongDirectoryError, JournalDamagedError: as `read_identity`.
         DirectoryLockedError: a node uses the directory.
     """
-    files = PosixFileSystem(read_only=True)
-    identity = read_identity(path, files)
+    files = durable_files.PosixFileSystem(read_only=True)
+    identity = directory.read_identity(path, files)
     # A directory restored from a copy may have no lock file, and inspection creates no files.
-    if LOCK_NAME not in files.names(path):
+    if directory.LOCK_NAME not in files.names(path):
         yield files, identity
         return
-    lock = lock_directory(files, path)
+    lock = directory.lock_directory(files, path)
     try:
         yield files, identity
     finally:
@@ -88,8 +78,8 @@ class Inspection:
     """
 
     path: Path
-    files: FileSystem
-    identity: DirectoryIdentity
+    files: durable_files.FileSystem
+    identity: directory.DirectoryIdentity
     state: QuorumState | None = None
     flushed_end: EndOffset | None = None
     start_offset: EndOffset = field(init=False)
@@ -151,7 +141,7 @@ class Inspection:
             snapshot_id = parse_snapshot_name(name)
             if snapshot_id is None:
                 continue
-            with as_binary_io(self.files.open(self.path / name)) as file:
+            with durable_files.as_binary_io(self.files.open(self.path / name)) as file:
                 self.snapshots.append(SnapshotFacts(name, snapshot_id, file.seek(0, 2)))
                 file.seek(0)
                 try:
@@ -238,17 +228,17 @@ class Inspection:
         self.findings.append(state_files.Finding(file, byte, offset, what))
 
 
-def _without_room(file: File, position: int) -> int:
+def _without_room(file: durable_files.File, position: int) -> int:
     """Return the end of the non-zero bytes of a file, from a position on."""
     end = position
-    for piece in pieces_of(file, position):
+    for piece in durable_files.pieces_of(file, position):
         if used := len(piece.rstrip(b"\0")):
             end = position + used
         position += len(piece)
     return end
 
 
-def _size(files: FileSystem, path: Path) -> int:
+def _size(files: durable_files.FileSystem, path: Path) -> int:
     file = files.open(path)
     try:
         return file.size()

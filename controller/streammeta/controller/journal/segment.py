@@ -23,16 +23,8 @@ import google_crc32c
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.journal.errors import RESTART_REPAIRS, JournalDamagedError
 from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.storage import segmented_log
 from streammeta.storage.durable_files import DiskFullError, File, FileSystem, replace_file
-from streammeta.storage.segmented_log import (
-    FRAME_HEADER_SIZE,
-    BadFrameError,
-    FrameCodec,
-    FrameHeader,
-    Segment,
-    segment_base,
-    segment_path,
-)
 
 _SUFFIX = ".log"
 _TEMPORARY_NAME = re.compile(r"[0-9]{20}\.log\.(damaged\.)?tmp")
@@ -62,16 +54,21 @@ def is_temporary_segment(name: str) -> bool:
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
-def batch_codec(log_id: bytes) -> FrameCodec:
+def batch_codec(log_id: bytes) -> segmented_log.FrameCodec:
     """Return the layout of a journal's batches."""
-    return FrameCodec(b"SMB1", log_id, has_epoch_first=True)
+    return segmented_log.FrameCodec(b"SMB1", log_id, has_epoch_first=True)
 
 
-class JournalSegment(Segment):
+class JournalSegment(segmented_log.Segment):
     """An open segment with its index. `size` is the position of the next batch."""
 
     def __init__(
-        self, path: Path, file: File, codec: FrameCodec, base_offset: int, previous_epoch: Epoch
+        self,
+        path: Path,
+        file: File,
+        codec: segmented_log.FrameCodec,
+        base_offset: int,
+        previous_epoch: Epoch,
     ) -> None:
         super().__init__(path, file, codec, base_offset, SEGMENT_HEADER_SIZE)
         self.previous_epoch = previous_epoch
@@ -90,7 +87,7 @@ class JournalSegment(Segment):
         previous_epoch: Epoch,
     ) -> JournalSegment:
         """Create an empty segment, durably. Raises DiskFullError without leaving a file."""
-        path = segment_path(directory, base_offset, _SUFFIX)
+        path = segmented_log.segment_path(directory, base_offset, _SUFFIX)
         fields = _FIELDS.pack(_HEADER_MAGIC, log_id, base_offset, previous_epoch)
         replace_file(files, path, [fields, _CHECKSUM.pack(google_crc32c.value(fields))])
         return cls(path, files.open(path), batch_codec(log_id), base_offset, previous_epoch)
@@ -199,10 +196,10 @@ class JournalSegment(Segment):
             # The first batch is returned whatever its size, so that a reader always advances.
             if batches and header.body_length > budget:
                 break
-            body = self.file.read(position + FRAME_HEADER_SIZE, header.body_length)
+            body = self.file.read(position + segmented_log.FRAME_HEADER_SIZE, header.body_length)
             try:
                 header.check_body(body)
-            except BadFrameError as error:
+            except segmented_log.BadFrameError as error:
                 raise self._damage_error(position, header.base_offset, error) from None
 
             batches.append(decode_batch(header, body))
@@ -216,24 +213,24 @@ class JournalSegment(Segment):
             self._offsets.append(base_offset)
             self._positions.append(position)
 
-    def _headers(self, offset: int) -> Iterator[tuple[int, FrameHeader]]:
+    def _headers(self, offset: int) -> Iterator[tuple[int, segmented_log.FrameHeader]]:
         index = bisect_right(self._offsets, offset) - 1
         position = self._positions[index] if index >= 0 else self.header_size
         following = self._offsets[index] if index >= 0 else self.base_offset
 
         # Walk from the nearest indexed batch before the offset.
         while position < self.size:
-            data = self.file.read(position, FRAME_HEADER_SIZE)
+            data = self.file.read(position, segmented_log.FRAME_HEADER_SIZE)
             try:
                 header = self.codec.decode_header(data)
-            except BadFrameError as error:
+            except segmented_log.BadFrameError as error:
                 raise self._damage_error(position, following, error) from None
             yield position, header
             position += header.size
             following = header.end_offset
 
     def _damage_error(
-        self, position: int, offset: int, error: BadFrameError
+        self, position: int, offset: int, error: segmented_log.BadFrameError
     ) -> JournalDamagedError:
         what = f"the batch at offset {offset}: {error}"
         return JournalDamagedError(self.path, position, what, RESTART_REPAIRS)
@@ -258,7 +255,7 @@ def open_segments(files: FileSystem, directory: Path, log_id: bytes) -> list[Seg
     """Open all segments of a directory, in offset order."""
     found = []
     for name in sorted(files.names(directory)):
-        base_offset = segment_base(name, _SUFFIX)
+        base_offset = segmented_log.segment_base(name, _SUFFIX)
         if base_offset is None:
             continue
         path, problem = directory / name, ""
@@ -270,7 +267,7 @@ def open_segments(files: FileSystem, directory: Path, log_id: bytes) -> list[Seg
     return found
 
 
-def decode_batch(header: FrameHeader, body: bytes) -> Batch:
+def decode_batch(header: segmented_log.FrameHeader, body: bytes) -> Batch:
     """Return the batch in a checked frame."""
     position = 4 * header.count
     payloads: list[bytes] = []

@@ -22,14 +22,7 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from streammeta.controller.errors import (
-    ApiError,
-    BucketRejectedError,
-    FencePendingError,
-    MetadataOlderThanBucketError,
-    ObjectIdsNotReadyError,
-    SupersededError,
-)
+from streammeta.controller import errors
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
 from streammeta.controller.lifecycle.tasks import LeaderTask, TermOverError
 from streammeta.controller.metadata.api.answers import ClaimBucketAnswer
@@ -37,16 +30,7 @@ from streammeta.controller.metadata.api.requests import ClaimBucket
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.writer.bucket_permits import ObjectIdGate
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.storage.cluster_files.bucket_marker import (
-    BucketMarker,
-    IdClaim,
-    check_marker,
-    create_marker,
-    delete_old_claims,
-    put_claim,
-    read_claimed,
-    read_marker,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import (
     CorruptObjectError,
     ObjectExistsError,
@@ -111,7 +95,7 @@ def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int
         yield ProveLeadership()
         issued_below = read_metadata().issued_below
         if claimed > issued_below:
-            raise MetadataOlderThanBucketError(issued_below, claimed)
+            raise errors.MetadataOlderThanBucketError(issued_below, claimed)
     bound = next_bound(read_metadata())
     # The log first: a claim in the bucket must never exceed the committed bound.
     yield CommitBound(bound)
@@ -237,7 +221,7 @@ class BucketClaims(LeaderTask[_Term]):
     def _on_leadership(self, leads: bool) -> None:
         self._term = _Term() if leads else None
         why = "a new leader has just been elected" if leads else "leadership was lost"
-        self._gate.close(ObjectIdsNotReadyError(why), is_final=not leads)
+        self._gate.close(errors.ObjectIdsNotReadyError(why), is_final=not leads)
         self._gate.wanted.set()
 
     # -- one check
@@ -256,12 +240,12 @@ class BucketClaims(LeaderTask[_Term]):
         except TermOverError:
             return
         except (WrongBucketError, CorruptObjectError) as error:
-            self._refuse(term, BucketRejectedError(str(error)))
-        except MetadataOlderThanBucketError as error:
+            self._refuse(term, errors.BucketRejectedError(str(error)))
+        except errors.MetadataOlderThanBucketError as error:
             self._refuse(term, error)
-        except SupersededError as error:
+        except errors.SupersededError as error:
             self._refuse(term, error)
-        except (ApiError, StorageError) as error:
+        except (errors.ApiError, StorageError) as error:
             # A deposed leader must not close the gate of its own next term.
             if self._term is term:
                 self._postpone(term, error)
@@ -272,7 +256,7 @@ class BucketClaims(LeaderTask[_Term]):
         Raises:
             SupersededError: a check has found one.
         """
-        if isinstance(refusal := self._controller.lease.refusal, SupersededError):
+        if isinstance(refusal := self._controller.lease.refusal, errors.SupersededError):
             raise refusal
 
     async def _check_marker(self, term: _Term) -> None:
@@ -281,7 +265,7 @@ class BucketClaims(LeaderTask[_Term]):
         )
         term.cluster_uuid = answer.cluster_uuid
         await self._look(term)
-        marker = BucketMarker(
+        marker = bucket_marker.BucketMarker(
             cluster_id=self._cluster_id,
             cluster_uuid=answer.cluster_uuid,
             namespace=self._namespace,
@@ -289,11 +273,13 @@ class BucketClaims(LeaderTask[_Term]):
         )
         if answer.issued_below:
             # Ids were claimed before, and the marker had existed before that.
-            found = await self._call(term, lambda store: read_marker(store, self._namespace))
+            found = await self._call(
+                term, lambda store: bucket_marker.read_marker(store, self._namespace)
+            )
         else:
-            found = await self._call(term, lambda store: create_marker(store, marker))
+            found = await self._call(term, lambda store: bucket_marker.create_marker(store, marker))
 
-        check_marker(
+        bucket_marker.check_marker(
             found,
             cluster_id=self._cluster_id,
             cluster_uuid=answer.cluster_uuid,
@@ -311,7 +297,9 @@ class BucketClaims(LeaderTask[_Term]):
             SupersededError: another cluster was restored over this one.
         """
         try:
-            with contextlib.suppress(FencePendingError):  # ids are claimed before the first lease
+            with contextlib.suppress(
+                errors.FencePendingError
+            ):  # ids are claimed before the first lease
                 await self._watch.check()
         finally:
             self._require(term)
@@ -341,7 +329,9 @@ class BucketClaims(LeaderTask[_Term]):
         term.claimed_at_ms = self._clock.monotonic_ms()
         _log.info("object_ids_claimed", next_id=next_id, issued_below=bound)
         # After the new claim, so that the bucket always has one.
-        await self._call(term, lambda store: delete_old_claims(store, self._namespace))
+        await self._call(
+            term, lambda store: bucket_marker.delete_old_claims(store, self._namespace)
+        )
 
     async def _claim_round(self, term: _Term) -> int:
         steps = claim_round(self._issued)
@@ -361,7 +351,9 @@ class BucketClaims(LeaderTask[_Term]):
     async def _do(self, term: _Term, step: Step) -> int | None:
         match step:
             case ReadClaims():
-                return await self._call(term, lambda store: read_claimed(store, self._namespace))
+                return await self._call(
+                    term, lambda store: bucket_marker.read_claimed(store, self._namespace)
+                )
             case ProveLeadership():
                 await self._controller.submit(()).committed()
                 self._require(term)
@@ -375,7 +367,7 @@ class BucketClaims(LeaderTask[_Term]):
         return None
 
     async def _put_claim(self, term: _Term, bound: int) -> None:
-        claim = IdClaim(
+        claim = bucket_marker.IdClaim(
             cluster_uuid=term.cluster_uuid,
             issued_below=bound,
             node_id=self._node_id,
@@ -383,10 +375,12 @@ class BucketClaims(LeaderTask[_Term]):
             created_ms=self._clock.wall_ms(),
         )
         try:
-            await self._call(term, lambda store: put_claim(store, self._namespace, claim))
+            await self._call(
+                term, lambda store: bucket_marker.put_claim(store, self._namespace, claim)
+            )
         except ObjectExistsError:
             # Each bound is committed once, so another log has produced the same one.
-            raise MetadataOlderThanBucketError(bound - 1, bound) from None
+            raise errors.MetadataOlderThanBucketError(bound - 1, bound) from None
 
     # -- helpers
 
@@ -400,7 +394,7 @@ class BucketClaims(LeaderTask[_Term]):
         assert isinstance(answer, ClaimBucketAnswer)
         return answer
 
-    def _refuse(self, term: _Term, refusal: ApiError) -> None:
+    def _refuse(self, term: _Term, refusal: errors.ApiError) -> None:
         term.is_marked = term.is_safe = False
         term.retry_at_ms = self._clock.monotonic_ms() + RECHECK_MS
         self._gate.close(refusal, is_final=True)
@@ -409,7 +403,7 @@ class BucketClaims(LeaderTask[_Term]):
             term.refused = str(refusal)
             _log.error("bucket_refused", namespace=self._namespace, reason=str(refusal))
 
-    def _postpone(self, term: _Term, error: ApiError | StorageError) -> None:
+    def _postpone(self, term: _Term, error: errors.ApiError | StorageError) -> None:
         term.retry_at_ms = self._clock.monotonic_ms() + self._interval_ms
         self._gate.fail(str(error))
         _log.warning("object_ids_not_claimed", reason=str(error))

@@ -14,23 +14,12 @@ import structlog
 
 from streammeta.controller.errors import ApiError, ErrorCode
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.lifecycle.assignments import (
-    has_failed,
-    has_successor,
-    has_unrecovered_data,
-    needs_no_recovery,
-    plan_compactions,
-    plan_recoveries,
-)
+from streammeta.controller.lifecycle import assignments
 from streammeta.controller.lifecycle.broker_sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
 from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import AbandonUploadsAnswer, NodeDescription
-from streammeta.controller.metadata.api.requests import (
-    AssignRecoveries,
-    ReleaseStreams,
-    SuperviseNode,
-)
 from streammeta.controller.metadata.registries.nodes import Node
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
@@ -118,7 +107,7 @@ class Heartbeats:
         )
         # Replicated once per node, so that the next leader expects its heartbeats.
         if not known.supervised:
-            await self._controller.write(SuperviseNode(node=node))
+            await self._controller.write(requests.SuperviseNode(node=node))
         may_shutdown = wants_shutdown and not self._has_unrecovered_data(node.node_id)
         if may_shutdown:
             # Its last change must be committed, or the next leader may not have it.
@@ -171,7 +160,7 @@ class Heartbeats:
         self._compactions = {target: tuple(departed) for target, departed in found.items()}
 
     def _has_unrecovered_data(self, node_id: int) -> bool:
-        return any(map(has_unrecovered_data, read_nodes(self._controller, (node_id,))))
+        return any(map(assignments.has_unrecovered_data, read_nodes(self._controller, (node_id,))))
 
 
 def read_nodes(
@@ -276,10 +265,12 @@ class Failover(PeriodicTask):
         While no node could open the streams, their owners keep them. An owner that only paused
         resumes.
         """
-        if not has_successor(nodes, self._sessions):
+        if not assignments.has_successor(nodes, self._sessions):
             return nodes
         failed = [
-            node for node in nodes if has_failed(node, self._sessions) and needs_no_recovery(node)
+            node
+            for node in nodes
+            if assignments.has_failed(node, self._sessions) and assignments.needs_no_recovery(node)
         ]
         for node in failed:
             try:
@@ -297,7 +288,7 @@ class Failover(PeriodicTask):
             _log.info("streams_released", node=node.node_id, streams=closed)
 
     async def _write_release(self, node: NodeIdentity) -> AbandonUploadsAnswer:
-        written = await self._controller.write(ReleaseStreams(node=node))
+        written = await self._controller.write(requests.ReleaseStreams(node=node))
         return cast(AbandonUploadsAnswer, written.answer)
 
     async def _assign_recoveries(
@@ -305,9 +296,9 @@ class Failover(PeriodicTask):
     ) -> Sequence[NodeDescription]:
         """Write planned recoveries, and return the nodes with them."""
         stalled = self._stalled.among(nodes, self._clock.monotonic_ms())
-        changes = plan_recoveries(nodes, self._sessions, self._per_target, stalled)
+        changes = assignments.plan_recoveries(nodes, self._sessions, self._per_target, stalled)
         if changes:
-            await self._controller.write(AssignRecoveries(targets=changes))
+            await self._controller.write(requests.AssignRecoveries(targets=changes))
             for change in changes:
                 _log.info(
                     "recovery_assigned",
@@ -324,7 +315,7 @@ class Failover(PeriodicTask):
         if not self._sessions.is_settled:
             return
         before = self._compactions
-        self._compactions = plan_compactions(nodes, self._sessions, before)
+        self._compactions = assignments.plan_compactions(nodes, self._sessions, before)
         self._heartbeats.set_compactions(nodes, self._compactions)
         for node_id, target in self._compactions.items():
             if before.get(node_id) != target:

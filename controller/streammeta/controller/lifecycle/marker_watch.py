@@ -14,24 +14,11 @@ from collections.abc import Callable
 
 import structlog
 
-from streammeta.controller.errors import (
-    ApiError,
-    BucketRejectedError,
-    FencePendingError,
-    SupersededError,
-)
+from streammeta.controller import errors
 from streammeta.controller.lifecycle.tasks import T, in_thread
 from streammeta.controller.metadata.decisions.maintenance import Claim
 from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
-from streammeta.storage.cluster_files.bucket_marker import (
-    FENCE_WAIT_MS,
-    Fenced,
-    Generation,
-    Ownership,
-    check_marker,
-    put_fenced,
-    read_ownership,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import CorruptObjectError, StorageError, WrongBucketError
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -72,7 +59,7 @@ class MarkerWatch:
         self._is_wanted = asyncio.Event()
         self._seen_unfenced: tuple[int, int] | None = None
         """Newest generation whose predecessors may be alive, and the time it was first seen."""
-        self._failure: type[ApiError | StorageError] | None = None
+        self._failure: type[errors.ApiError | StorageError] | None = None
         self.undecided: tuple[tuple[int, int], ...] = ()
         """Ids that the newest successful check found undecided, as (first, below)."""
 
@@ -104,18 +91,20 @@ class MarkerWatch:
         # The start counts: another cluster may claim the bucket during the check.
         began_ms = self._lease.now_ms()
         try:
-            found = await self._call(lambda store: read_ownership(store, self._namespace))
+            found = await self._call(
+                lambda store: bucket_marker.read_ownership(store, self._namespace)
+            )
             self._require_own(found)
             self.undecided = tuple(
                 (ids.undecided_from, ids.undecided_below) for ids in found.undecided
             )
             if found.unfenced is not None:
                 await self._fence(found.unfenced)
-        except ApiError as error:
+        except errors.ApiError as error:
             self._lease.refuse(began_ms, error)
             raise
         except (WrongBucketError, CorruptObjectError) as error:
-            self._lease.note_failure(BucketRejectedError(str(error)))
+            self._lease.note_failure(errors.BucketRejectedError(str(error)))
             raise
         except StorageError as error:
             self._lease.note_failure(str(error))
@@ -131,10 +120,10 @@ class MarkerWatch:
         self._due_ms = began_ms + RECHECK_MS
         try:
             await self.check()
-        except FencePendingError as error:
+        except errors.FencePendingError as error:
             self._due_ms = 0
             self._log_failure(error)
-        except ApiError as error:
+        except errors.ApiError as error:
             self._on_refusal()
             self._log_failure(error)
         except StorageError as error:
@@ -145,7 +134,7 @@ class MarkerWatch:
                 _log.info("marker_seen", namespace=self._namespace)
             self._failure = None
 
-    def _log_failure(self, error: ApiError | StorageError) -> None:
+    def _log_failure(self, error: errors.ApiError | StorageError) -> None:
         """Log a failure, unless the previous check failed for the same reason."""
         if self._failure is not type(error):
             _log.warning(
@@ -156,23 +145,23 @@ class MarkerWatch:
             )
         self._failure = type(error)
 
-    def _require_own(self, found: Ownership) -> None:
+    def _require_own(self, found: bucket_marker.Ownership) -> None:
         """Require that the newest marker, if there is one, is this cluster's."""
         claim = self._claim()
         if found.generations:
             newest = found.generations[-1]
             if newest.cluster_uuid != claim.cluster_uuid:
-                raise SupersededError(newest.cluster_id)
+                raise errors.SupersededError(newest.cluster_id)
         elif found.marker is not None or claim.issued_below:
             # Otherwise the cluster is new, and its leader is about to create the marker.
-            check_marker(
+            bucket_marker.check_marker(
                 found.marker,
                 cluster_id=self._cluster_id,
                 cluster_uuid=claim.cluster_uuid,
                 namespace=self._namespace,
             )
 
-    async def _fence(self, generation: Generation) -> None:
+    async def _fence(self, generation: bucket_marker.Generation) -> None:
         """Record in the bucket that earlier generations are fenced, once that is certain.
 
         Raises:
@@ -182,16 +171,16 @@ class MarkerWatch:
         if self._seen_unfenced is None or self._seen_unfenced[0] != generation.number:
             # This process's own timer counts: the clock of whoever wrote the marker proves nothing.
             self._seen_unfenced = generation.number, now_ms
-        left_ms = self._seen_unfenced[1] + FENCE_WAIT_MS - now_ms
+        left_ms = self._seen_unfenced[1] + bucket_marker.FENCE_WAIT_MS - now_ms
         if left_ms > 0:
-            raise FencePendingError(left_ms)
-        mark = Fenced(
+            raise errors.FencePendingError(left_ms)
+        mark = bucket_marker.Fenced(
             cluster_uuid=generation.cluster_uuid,
             number=generation.number,
             is_declared=False,
             created_ms=self._wall_ms(),
         )
-        await self._call(lambda store: put_fenced(store, self._namespace, mark))
+        await self._call(lambda store: bucket_marker.put_fenced(store, self._namespace, mark))
         _log.info("predecessors_fenced", namespace=self._namespace, generation=generation.number)
 
     async def _call(self, call: Callable[[ObjectStore], T]) -> T:

@@ -15,17 +15,10 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.broker_sessions import NodeState, Sessions
 from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.tasks import PeriodicTask, in_thread
+from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import (
     CheckObjectsAnswer,
     DestroyDeadStreamSetObjectsAnswer,
-)
-from streammeta.controller.metadata.api.requests import (
-    CheckObjects,
-    DestroyDeadStreamSetObjects,
-    ExpireObjects,
-    HoldDeletions,
-    SweepDeletedStreams,
-    WriteRequest,
 )
 from streammeta.controller.metadata.api.validation import TTL_MS_MAX
 from streammeta.controller.metadata.tables.values import INT64_MAX, ObjectState
@@ -61,7 +54,9 @@ class _Sweep(PeriodicTask):
         super().__init__(interval_ms)
         self._controller = controller
 
-    async def _write_while(self, is_due: Callable[[], bool], request: WriteRequest) -> None:
+    async def _write_while(
+        self, is_due: Callable[[], bool], request: requests.WriteRequest
+    ) -> None:
         """Repeat `request` while this node leads and more is due. An error ends the step."""
         while self._controller.is_active and is_due():
             try:
@@ -86,9 +81,11 @@ class Expiry(_Sweep):
 
     async def step(self) -> None:
         """Expire every object whose deadline has passed, and end an impossible hold."""
-        await self._write_while(self._is_hold_doubted, HoldDeletions(hold_ms=1))
+        await self._write_while(self._is_hold_doubted, requests.HoldDeletions(hold_ms=1))
         since_ms, beyond_ms = self._plausible_bounds()
-        request = ExpireObjects(limit=EXPIRE_BATCH_MAX, since_ms=since_ms, beyond_ms=beyond_ms)
+        request = requests.ExpireObjects(
+            limit=EXPIRE_BATCH_MAX, since_ms=since_ms, beyond_ms=beyond_ms
+        )
         await self._write_while(lambda: self._is_due(request), request)
 
     def _plausible_bounds(self) -> tuple[int, int]:
@@ -122,7 +119,7 @@ class Expiry(_Sweep):
         until_ms = self._controller.cluster_metadata.deletion_hold.until_ms
         return until_ms > self._controller.log_time.now_ms() + TTL_MS_MAX + JUMP_MS
 
-    def _is_due(self, request: ExpireObjects) -> bool:
+    def _is_due(self, request: requests.ExpireObjects) -> bool:
         now_ms = self._controller.log_time.now_ms()
         due = self._controller.cluster_metadata.list_expired(
             now_ms, 1, request.since_ms, request.beyond_ms
@@ -137,7 +134,7 @@ class StreamSweep(_Sweep):
         """Sweep until nothing is left."""
         await self._write_while(
             lambda: self._controller.cluster_metadata.has_sweepings(),  # noqa: PLW0108 (a snapshot replaces the metadata)
-            SweepDeletedStreams(limit=SWEEP_BATCH_MAX),
+            requests.SweepDeletedStreams(limit=SWEEP_BATCH_MAX),
         )
 
 
@@ -167,7 +164,7 @@ class SetObjectSweep(_Sweep):
     async def _sweep_node(self, node_id: int) -> None:
         after, destroyed = -1, 0
         while True:
-            request = DestroyDeadStreamSetObjects(
+            request = requests.DestroyDeadStreamSetObjects(
                 node_id=node_id, after_object_id=after, limit=SET_OBJECT_BATCH_MAX
             )
             answer = (await self._controller.write(request)).answer
@@ -235,7 +232,7 @@ class UploadSweep(_Sweep):
                 yield key.object_id, upload
 
     def _dead(self, batch: Sequence[tuple[int, MultipartUpload]]) -> list[MultipartUpload]:
-        request = CheckObjects(object_ids=tuple(object_id for object_id, _ in batch))
+        request = requests.CheckObjects(object_ids=tuple(object_id for object_id, _ in batch))
         answer = self._controller.cluster_metadata.query(request)
         assert isinstance(answer, CheckObjectsAnswer)
         return [

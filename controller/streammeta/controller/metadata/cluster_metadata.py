@@ -20,16 +20,11 @@ import numpy.typing as npt
 from streammeta.controller.errors import ErrorCode, InvariantError, NewerLogError
 from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.api.validation import validate
+from streammeta.controller.metadata.decisions import maintenance
 from streammeta.controller.metadata.decisions.adoption import Adoption
 from streammeta.controller.metadata.decisions.commit_effects import CommitEffects, Decided
 from streammeta.controller.metadata.decisions.commit_rules import Repeats
 from streammeta.controller.metadata.decisions.compactions import Compactions
-from streammeta.controller.metadata.decisions.maintenance import (
-    BucketClaim,
-    Claim,
-    DeletionHold,
-    ObjectUpkeep,
-)
 from streammeta.controller.metadata.decisions.named_objects import NamedObjects
 from streammeta.controller.metadata.decisions.record_checks import RecordChecks
 from streammeta.controller.metadata.decisions.uploads import Uploads
@@ -43,13 +38,8 @@ from streammeta.controller.metadata.registries.stream_decisions import StreamDec
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata, FrozenParts
 from streammeta.controller.metadata.sections.restore import restore
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.metadata.tables.tables import Undo
-from streammeta.controller.metadata.tables.values import (
-    INT64_MAX,
-    Int64Column,
-    ObjectKind,
-    ObjectState,
-)
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.record import Record
 
@@ -85,7 +75,7 @@ class ClusterMetadata:
         self._nodes = Nodes(set_objects, self._feature_level)
         self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
-        self._bucket_claim = BucketClaim()
+        self._bucket_claim = maintenance.BucketClaim()
 
         self._repeats = Repeats(self._objects)
         self._uploads = Uploads(
@@ -108,7 +98,7 @@ class ClusterMetadata:
             self._repeats,
             self._feature_level,
         )
-        self._upkeep = ObjectUpkeep(self._streams, self._objects)
+        self._upkeep = maintenance.ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
         self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
         self._applied: deque[_Applied] = deque()
@@ -257,9 +247,9 @@ class ClusterMetadata:
         return answers.MetadataSize(
             streams=self._streams.live_count(),
             objects=len(objects),
-            prepared_objects=objects.count(ObjectState.PREPARED),
-            committed_objects=objects.count(ObjectState.COMMITTED),
-            destroyed_objects=objects.count(ObjectState.MARK_DESTROYED),
+            prepared_objects=objects.count(values.ObjectState.PREPARED),
+            committed_objects=objects.count(values.ObjectState.COMMITTED),
+            destroyed_objects=objects.count(values.ObjectState.MARK_DESTROYED),
             stream_set_objects=objects.stream_set_object_count(),
             nodes=len(self._nodes),
             keys=len(self._kvs),
@@ -270,7 +260,7 @@ class ClusterMetadata:
         """Return the usage of each limit, see `MetadataLimits`."""
         return {
             "streams": self._streams.live_count(),
-            "prepared_objects": self._objects.count(ObjectState.PREPARED),
+            "prepared_objects": self._objects.count(values.ObjectState.PREPARED),
             "nodes": len(self._nodes),
             "kv_keys": len(self._kvs),
             "kv_bytes": self._kvs.nbytes,
@@ -284,7 +274,9 @@ class ClusterMetadata:
         """
         return self._objects.ranges_of_streams()
 
-    def owned_sizes(self, at_once: int) -> Iterator[tuple[Int64Column, Int64Column, Int64Column]]:
+    def owned_sizes(
+        self, at_once: int
+    ) -> Iterator[tuple[values.Int64Column, values.Int64Column, values.Int64Column]]:
         """Yield stream, node and size of committed objects, some rows at a time.
 
         See `ObjectQueries.owned_sizes`. A piece of 65,536 rows takes one or two milliseconds.
@@ -319,7 +311,7 @@ class ClusterMetadata:
     # ---- lifecycle of objects ----
 
     @property
-    def bucket_claim(self) -> Claim:
+    def bucket_claim(self) -> maintenance.Claim:
         """The cluster's UUID and bound of object ids."""
         return self._bucket_claim.current
 
@@ -339,7 +331,7 @@ class ClusterMetadata:
         return self._objects.next_object_id
 
     def list_expired(
-        self, now_ms: int, limit: int, since_ms: int = 0, beyond_ms: int = INT64_MAX
+        self, now_ms: int, limit: int, since_ms: int = 0, beyond_ms: int = values.INT64_MAX
     ) -> tuple[int, ...]:
         """Return at most `limit` prepared objects that `ExpireObjects` destroys at `now_ms`."""
         request = requests.ExpireObjects(limit=limit, since_ms=since_ms, beyond_ms=beyond_ms)
@@ -360,10 +352,10 @@ class ClusterMetadata:
         ids = np.array(object_ids, dtype=np.int64)
         rows = self._objects.rows(ids)
         known = rows >= 0
-        is_unused = self._objects.kinds(rows[known]) == ObjectKind.UNKNOWN
+        is_unused = self._objects.kinds(rows[known]) == values.ObjectKind.UNKNOWN
         return set(ids[known][is_unused].tolist())
 
-    def stream_ends(self, stream_ids: Int64Column) -> dict[int, int]:
+    def stream_ends(self, stream_ids: values.Int64Column) -> dict[int, int]:
         """Return the end offsets of streams, without deleted ones.
 
         A trim above the end raises it. A stream whose id was not issued yet ends at 0.
@@ -376,7 +368,7 @@ class ClusterMetadata:
         return ends
 
     @property
-    def deletion_hold(self) -> DeletionHold:
+    def deletion_hold(self) -> maintenance.DeletionHold:
         """The replicated deletion hold."""
         return self._upkeep.hold
 

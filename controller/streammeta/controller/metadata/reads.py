@@ -4,6 +4,7 @@ Listings examine columns in id order from the page's token on, and only as far a
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,16 +34,14 @@ OBJECTS_LIMIT_DEFAULT = 1_000
 """Number of objects returned by a query without a limit."""
 
 
+@dataclass(eq=False)
 class Reads:
     """Reads over all registries."""
 
-    def __init__(
-        self, streams: Streams, objects: ObjectQueries, nodes: Nodes, bucket_claim: BucketClaim
-    ) -> None:
-        self._streams = streams
-        self._objects = objects
-        self._nodes = nodes
-        self._bucket_claim = bucket_claim
+    _streams: Streams
+    _objects: ObjectQueries
+    _nodes: Nodes
+    _bucket_claim: BucketClaim
 
     # ---- objects with a range ----
 

@@ -20,14 +20,8 @@ from typing import NamedTuple, Protocol
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD, Software
 from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.peers import frames
 from streammeta.controller.peers.connection import FramedConnection, Patience, ProtocolError
-from streammeta.controller.peers.frames import (
-    ANSWERS,
-    HELLO_ANSWER_ONLY,
-    Frame,
-    FrameKind,
-    seal,
-)
 from streammeta.controller.peers.hello import Hello, HelloAnswer, HelloError, Purpose, Refusal
 from streammeta.controller.peers.wire import ANSWER_KINDS, decode_answer, encode_request
 from streammeta.controller.quorum.messages import Request, Response
@@ -107,7 +101,7 @@ class Caller(Protocol):
 
 class _Call(NamedTuple):
     request: Request
-    answer_kind: FrameKind
+    answer_kind: frames.FrameKind
     asked_at: float
 
 
@@ -124,7 +118,7 @@ class DialledConnection(FramedConnection):
         tls: PeerTls,
     ) -> None:
         """`version` is the hello's, and the highest one used on the connection."""
-        super().__init__(HELLO_ANSWER_ONLY, OUTPUT_BYTES_MAX)
+        super().__init__(frames.HELLO_ANSWER_ONLY, OUTPUT_BYTES_MAX)
         self.place = place
         self.version = version
         self.detail = ""
@@ -173,7 +167,7 @@ class DialledConnection(FramedConnection):
         self._last_call_id += 1
         self._last_used = self._loop.time()
         self._calls[self._last_call_id] = _Call(request, ANSWER_KINDS[kind], self._last_used)
-        frame = seal(kind, self._last_call_id, parts)
+        frame = frames.seal(kind, self._last_call_id, parts)
         # Before the answer to the hello the other side's identity is unknown.
         if self._is_ready:
             self.write(frame)
@@ -229,9 +223,9 @@ class DialledConnection(FramedConnection):
             self._identity.software,
             self.version,
         )
-        self.write(seal(FrameKind.HELLO, 0, [hello.encoded()]))
+        self.write(frames.seal(frames.FrameKind.HELLO, 0, [hello.encoded()]))
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: frames.Frame) -> None:
         """Handle the answer to the hello or to a request."""
         if not self._is_ready:
             self._on_hello(frame.payload)
@@ -283,14 +277,14 @@ class DialledConnection(FramedConnection):
             return
         self._is_ready = True
         self._caller.on_greeted(self.place, answer.token_endpoint)
-        self.parser.expect(ANSWERS)
+        self.parser.expect(frames.ANSWERS)
         # In their order, because the listener rejects descending call ids.
         for frame in self._waiting:
             self.write(frame)
         self._waiting.clear()
 
-    def _on_answer(self, call: _Call, frame: Frame) -> None:
-        if frame.kind is FrameKind.FAILURE:
+    def _on_answer(self, call: _Call, frame: frames.Frame) -> None:
+        if frame.kind is frames.FrameKind.FAILURE:
             reason = frame.payload.decode(errors="replace")
             self._caller.on_failure(self.place, call.request, reason)
             return

@@ -20,18 +20,10 @@ import structlog
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import NodeId
+from streammeta.controller.peers import frames
 from streammeta.controller.peers.addresses import PeerAddresses, VoterHosts
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
-from streammeta.controller.peers.frames import (
-    BULK_REQUESTS,
-    CONTROL_REQUESTS,
-    HELLO_ONLY,
-    STOPPING,
-    Frame,
-    FrameKind,
-    seal,
-)
 from streammeta.controller.peers.hello import (
     OLDEST_VERSION,
     VERSION,
@@ -174,13 +166,13 @@ class PeerServer:
         # Elections have their own room, so that a flood of fetches cannot keep a leader from being
         # elected.
         control = _Room("votes and announcements", 128)
-        self.rooms: Mapping[FrameKind, _Room] = {
-            FrameKind.VOTE: control,
-            FrameKind.BEGIN_QUORUM_EPOCH: control,
-            FrameKind.END_QUORUM_EPOCH: control,
-            FrameKind.UPDATE_VOTER: control,
-            FrameKind.FETCH: _Room("fetches", 256),
-            FrameKind.FETCH_SNAPSHOT: _Room("reads of snapshots", 32),
+        self.rooms: Mapping[frames.FrameKind, _Room] = {
+            frames.FrameKind.VOTE: control,
+            frames.FrameKind.BEGIN_QUORUM_EPOCH: control,
+            frames.FrameKind.END_QUORUM_EPOCH: control,
+            frames.FrameKind.UPDATE_VOTER: control,
+            frames.FrameKind.FETCH: _Room("fetches", 256),
+            frames.FrameKind.FETCH_SNAPSHOT: _Room("reads of snapshots", 32),
         }
 
     async def start(self, address: str) -> int:
@@ -298,7 +290,7 @@ class _AcceptedConnection(FramedConnection):
     """Connection that carries one peer's requests."""
 
     def __init__(self, server: PeerServer) -> None:
-        super().__init__(HELLO_ONLY, OUTPUT_BYTES_MAX)
+        super().__init__(frames.HELLO_ONLY, OUTPUT_BYTES_MAX)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._host = ""
@@ -333,7 +325,7 @@ class _AcceptedConnection(FramedConnection):
         limit_s = self._server.hello_limit_s(self._host)
         self._timer = self._loop.call_later(limit_s, self._on_no_hello, limit_s)
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: frames.Frame) -> None:
         """Handle the hello or a request."""
         if self._sender is None:
             self._on_hello(frame.payload)
@@ -410,7 +402,7 @@ class _AcceptedConnection(FramedConnection):
         version = min(hello.version, VERSION)
         names = identity.cluster_id, identity.node_id
         answer = HelloAnswer(*names, refusal, version, identity.token_endpoint)
-        self.write(seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
+        self.write(frames.seal(frames.FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
         if refusal is not Refusal.NONE:
             reason = f"{refusal.name}: {hello} {self._stranger}".rstrip()
             self._server.complain(self._host, "hello_refused", reason)
@@ -427,7 +419,7 @@ class _AcceptedConnection(FramedConnection):
         self._server.greeted(self, hello.sender, hello.client_endpoint)
         self._server.versions.connected(hello.sender, hello.software)
         is_bulk = hello.purpose is Purpose.BULK
-        self.parser.expect(BULK_REQUESTS if is_bulk else CONTROL_REQUESTS)
+        self.parser.expect(frames.BULK_REQUESTS if is_bulk else frames.CONTROL_REQUESTS)
 
     def _refusal(self, hello: Hello) -> Refusal:
         if hello.version < OLDEST_VERSION:
@@ -444,7 +436,7 @@ class _AcceptedConnection(FramedConnection):
 
     # -- requests
 
-    def _on_request(self, sender: NodeId, frame: Frame) -> None:
+    def _on_request(self, sender: NodeId, frame: frames.Frame) -> None:
         """Pass a request to the replica.
 
         Raises:
@@ -471,19 +463,19 @@ class _AcceptedConnection(FramedConnection):
         call.room.give()
         if response is None:
             is_stopping = self._server.replica.is_stopping
-            self._fail(call_id, STOPPING if is_stopping else NO_ANSWER)
+            self._fail(call_id, frames.STOPPING if is_stopping else NO_ANSWER)
         else:
             leader_id = response.header.leader_id
             at = Endpoints() if leader_id is None else self._server.replica.endpoints(leader_id)
             kind, parts = encode_answer(response, at)
-            self._answer(seal(kind, call_id, parts))
+            self._answer(frames.seal(kind, call_id, parts))
 
         if len(self._calls) == CALLS_MAX - 1:
             # In a separate turn, because the replica is still in the step that answered.
             self._loop.call_soon(self.resume_reading)
 
     def _fail(self, call_id: int, reason: str) -> None:
-        self._answer(seal(FrameKind.FAILURE, call_id, [reason.encode()[:1000]]))
+        self._answer(frames.seal(frames.FrameKind.FAILURE, call_id, [reason.encode()[:1000]]))
 
     def _answer(self, frame: bytes) -> None:
         if self.is_congested:

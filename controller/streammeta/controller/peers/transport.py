@@ -13,32 +13,19 @@ from collections import Counter
 import structlog
 
 from streammeta.controller.ids import NodeId
+from streammeta.controller.peers import dialled
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.connection import Patience
-from streammeta.controller.peers.dialled import (
-    ANOTHER_NODE,
-    ANOTHER_VERSION,
-    FOREIGN_CLUSTER,
-    DialledConnection,
-    End,
-    Identity,
-    Place,
-)
 from streammeta.controller.peers.frames import STOPPING
 from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
-from streammeta.controller.quorum.messages import (
-    FetchSnapshotRequest,
-    QuorumError,
-    Request,
-    Response,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
 from streammeta.controller.tls.peer_contexts import PeerTls
 
 _MEANT_FOR_ANOTHER = {
-    QuorumError.INCONSISTENT_CLUSTER_ID: FOREIGN_CLUSTER,
-    QuorumError.INVALID_VOTER_KEY: "peer_has_another_disk",
+    messages.QuorumError.INCONSISTENT_CLUSTER_ID: dialled.FOREIGN_CLUSTER,
+    messages.QuorumError.INVALID_VOTER_KEY: "peer_has_another_disk",
 }
 """Errors that suggest a wrong address, and their log events."""
 
@@ -58,7 +45,7 @@ class TcpPeerTransport:
     def __init__(
         self,
         addresses: PeerAddresses,
-        identity: Identity,
+        identity: dialled.Identity,
         timeout_ms: int,
         tls: PeerTls | None = None,
     ) -> None:
@@ -71,10 +58,10 @@ class TcpPeerTransport:
         self._timeout_s = timeout_ms / 1000
         self._patience: dict[NodeId, Patience] = {}
         self._tls = tls or PeerTls()
-        self._connections: dict[Place, DialledConnection] = {}
-        self._dials: dict[DialledConnection, asyncio.Task[None]] = {}
-        self._retired: set[DialledConnection] = set()
-        self._older: set[Place] = set()
+        self._connections: dict[dialled.Place, dialled.DialledConnection] = {}
+        self._dials: dict[dialled.DialledConnection, asyncio.Task[None]] = {}
+        self._retired: set[dialled.DialledConnection] = set()
+        self._older: set[dialled.Place] = set()
         """Places whose listener has rejected a hello of this version."""
         self._said: set[tuple[str, NodeId, str]] = set()
         self._stopping: set[NodeId] = set()
@@ -110,7 +97,7 @@ class TcpPeerTransport:
         """The connected peers, each with its address."""
         return {(place.peer, place.endpoint) for place in self._connections}
 
-    def send(self, request: Request) -> None:
+    def send(self, request: messages.Request) -> None:
         """Start sending to the request's receiver. Never blocks and never raises."""
         peer = request.header.receiver.node_id
         connection = self._connection(peer, _purpose(request))
@@ -134,16 +121,18 @@ class TcpPeerTransport:
 
     # -- outcomes of connections
 
-    def on_greeted(self, place: Place, token_endpoint: str) -> None:
+    def on_greeted(self, place: dialled.Place, token_endpoint: str) -> None:
         """Record that a peer is up, and where clients with tokens reach it."""
         self._stopping.discard(place.peer)
         self._addresses.record_hello_answer(place.peer, token_endpoint)
 
-    def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
+    def on_answer(
+        self, place: dialled.Place, response: messages.Response, leader: Endpoints
+    ) -> None:
         """Pass a peer's answer to the driver, unless another node made it."""
         # An address can be reused by another controller after a reconfiguration.
         if response.header.sender != place.peer:
-            self._log_once(ANOTHER_NODE, place, sender=response.header.sender)
+            self._log_once(dialled.ANOTHER_NODE, place, sender=response.header.sender)
             self._addresses.record_failure(place.peer, place.endpoint)
             self._bound_listener().on_request_failed(place.peer, response.header.request_id)
             return
@@ -156,7 +145,7 @@ class TcpPeerTransport:
             self._addresses.record_success(place.peer)
         self._bound_listener().on_response(response)
 
-    def on_failure(self, place: Place, request: Request, reason: str) -> None:
+    def on_failure(self, place: dialled.Place, request: messages.Request, reason: str) -> None:
         """Report that a request gets no answer."""
         if reason == STOPPING:
             # Many requests may be in flight to a stopping peer, and one line is enough.
@@ -167,12 +156,17 @@ class TcpPeerTransport:
             self._log_once("peer_refuses_request", place, reason=reason)
         self._fail(request)
 
-    def on_ended(self, connection: DialledConnection, end: End, unanswered: list[Request]) -> None:
+    def on_ended(
+        self,
+        connection: dialled.DialledConnection,
+        end: dialled.End,
+        unanswered: list[messages.Request],
+    ) -> None:
         """Report a connection's unanswered requests, and whether the peer has probably ended."""
         place = connection.place
         is_retired = connection in self._retired
         self._forget(connection)
-        if end is End.CLOSED:
+        if end is dialled.End.CLOSED:
             return
         # The listener is of an older release and said so. It is reachable, so no address has
         # failed.
@@ -183,25 +177,25 @@ class TcpPeerTransport:
             return
 
         self._older.discard(place)  # the peer may have been upgraded meanwhile
-        if end is End.MISMATCH:
+        if end is dialled.End.MISMATCH:
             self._log_mismatch(connection)
         elif connection.detail:
             self._log_once("peer_connection_broken", place, reason=connection.detail)
 
         # A peer that breaks the protocol or closes an idle connection is not unreachable.
-        is_answering = end in (End.BROKEN, End.LOST) and not unanswered
+        is_answering = end in (dialled.End.BROKEN, dialled.End.LOST) and not unanswered
         all_failed = not is_answering and self._addresses.record_failure(place.peer, place.endpoint)
         for request in unanswered:
             self._fail(request)
         # Bulk connections break in the middle of large chunks for other reasons, and retired ones
         # end anyway.
-        was_reset = end is End.LOST and place.purpose is Purpose.CONTROL and not is_retired
-        if was_reset or (end is End.REFUSED and all_failed):
+        was_reset = end is dialled.End.LOST and place.purpose is Purpose.CONTROL and not is_retired
+        if was_reset or (end is dialled.End.REFUSED and all_failed):
             self._bound_listener().on_connection_lost(place.peer)
 
-    def _is_older(self, connection: DialledConnection, end: End) -> bool:
+    def _is_older(self, connection: dialled.DialledConnection, end: dialled.End) -> bool:
         """Return whether the listener may accept the hello of an older version."""
-        is_refused = end is End.MISMATCH and connection.detail == ANOTHER_VERSION
+        is_refused = end is dialled.End.MISMATCH and connection.detail == dialled.ANOTHER_VERSION
         return is_refused and connection.version > OLDEST_VERSION
 
     def _learn_leader(self, leader_id: NodeId | None, at: Endpoints) -> None:
@@ -210,16 +204,16 @@ class TcpPeerTransport:
             self._leader = (leader_id, at)
             self._addresses.learn_leader(leader_id, at.peers or "", at.clients or "")
 
-    def _fail(self, request: Request) -> None:
+    def _fail(self, request: messages.Request) -> None:
         header = request.header
         self.failed[header.receiver.node_id] += 1
         self._bound_listener().on_request_failed(header.receiver.node_id, header.request_id)
 
-    def _log_mismatch(self, connection: DialledConnection) -> None:
+    def _log_mismatch(self, connection: dialled.DialledConnection) -> None:
         more = {"reason": connection.reason} if connection.reason else {}
         self._log_once(connection.detail, connection.place, **more)
 
-    def _log_once(self, event: str, place: Place, **details: object) -> None:
+    def _log_once(self, event: str, place: dialled.Place, **details: object) -> None:
         key = (event, place.peer, place.endpoint)
         if key not in self._said and len(self._said) < _SAID_MAX:
             self._said.add(key)
@@ -227,11 +221,11 @@ class TcpPeerTransport:
 
     # -- connections
 
-    def _connection(self, peer: NodeId, purpose: Purpose) -> DialledConnection | None:
+    def _connection(self, peer: NodeId, purpose: Purpose) -> dialled.DialledConnection | None:
         endpoint = self._addresses.in_use(peer)
         if endpoint is None:
             return None
-        place = Place(peer, endpoint, purpose)
+        place = dialled.Place(peer, endpoint, purpose)
         connection = self._connections.get(place)
         # A listener closes connections at their maximum age, which would look like a lost peer.
         if connection is not None and self._is_aged(connection):
@@ -239,20 +233,22 @@ class TcpPeerTransport:
             connection = None
         return connection or self._dial(place)
 
-    def _is_aged(self, connection: DialledConnection) -> bool:
+    def _is_aged(self, connection: dialled.DialledConnection) -> bool:
         """Return whether a TLS connection is about to reach the age at which the peer closes it."""
         if self._tls.dialling is None:
             return False
         age_s = asyncio.get_running_loop().time() - connection.dialled_at
         return age_s * 1000 > _OLD_AT * self._tls.age_ms
 
-    def _dial(self, place: Place) -> DialledConnection:
+    def _dial(self, place: dialled.Place) -> dialled.DialledConnection:
         # The addresses may have changed since the last dial.
         self._drop_unused()
         # Version 1 listeners reject every other hello, so the second attempt uses the oldest.
         version = OLDEST_VERSION if place in self._older else VERSION
         patience = self._patience.setdefault(place.peer, Patience(self._timeout_s))
-        connection = DialledConnection(place, self._identity, self, patience, version, self._tls)
+        connection = dialled.DialledConnection(
+            place, self._identity, self, patience, version, self._tls
+        )
         self._connections[place] = connection
         self._dials[connection] = asyncio.get_running_loop().create_task(connection.dial())
         return connection
@@ -262,13 +258,13 @@ class TcpPeerTransport:
             if not self._addresses.is_candidate(place.peer, place.endpoint):
                 self._retire(connection)
 
-    def _retire(self, connection: DialledConnection) -> None:
+    def _retire(self, connection: dialled.DialledConnection) -> None:
         """Send no further requests on a connection."""
         del self._connections[connection.place]
         self._retired.add(connection)
         connection.retire()
 
-    def _forget(self, connection: DialledConnection) -> None:
+    def _forget(self, connection: dialled.DialledConnection) -> None:
         self._retired.discard(connection)
         if self._connections.get(connection.place) is connection:
             del self._connections[connection.place]
@@ -280,5 +276,5 @@ class TcpPeerTransport:
         return self._listener
 
 
-def _purpose(request: Request) -> Purpose:
-    return Purpose.BULK if isinstance(request, FetchSnapshotRequest) else Purpose.CONTROL
+def _purpose(request: messages.Request) -> Purpose:
+    return Purpose.BULK if isinstance(request, messages.FetchSnapshotRequest) else Purpose.CONTROL

@@ -31,25 +31,7 @@ from streammeta.controller.peers.wire_parts import (
     text_part,
     unpack_fields,
 )
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumError,
-    Request,
-    Response,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-    VoteRequest,
-    VoteResponse,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import Voter
 from streammeta.controller.runtime.interfaces import Endpoints
 
@@ -67,19 +49,19 @@ _VOTED = struct.Struct(">BB")
 _COUNT = struct.Struct(">B")
 
 
-def _encode_vote_request(request: VoteRequest) -> Parts:
+def _encode_vote_request(request: messages.VoteRequest) -> Parts:
     return [
         ask_part(request.header),
         _VOTE.pack(request.last_epoch, request.end_offset, request.pre_vote),
     ]
 
 
-def _read_vote_request(data: bytes) -> VoteRequest:
+def _read_vote_request(data: bytes) -> messages.VoteRequest:
     header, position = read_ask(data)
     last_epoch, end_offset, pre_vote = unpack_fields(_VOTE, data, position, "end_offset")
     require_end(data, position + _VOTE.size)
     not_negative(("last_epoch", "end_offset"), (last_epoch, end_offset))
-    return VoteRequest(
+    return messages.VoteRequest(
         header=header,
         pre_vote=flag(pre_vote, "pre_vote"),
         last_epoch=last_epoch,
@@ -87,45 +69,49 @@ def _read_vote_request(data: bytes) -> VoteRequest:
     )
 
 
-def _encode_vote_answer(response: VoteResponse, leader: Endpoints) -> Parts:
+def _encode_vote_answer(response: messages.VoteResponse, leader: Endpoints) -> Parts:
     return [answer_part(response.header, leader), _VOTED.pack(response.pre_vote, response.granted)]
 
 
-def _read_vote_answer(data: bytes) -> tuple[VoteResponse, Endpoints]:
+def _read_vote_answer(data: bytes) -> tuple[messages.VoteResponse, Endpoints]:
     header, leader, position = read_answer(data)
     pre_vote, granted = unpack_fields(_VOTED, data, position, "granted")
     require_end(data, position + _VOTED.size)
-    response = VoteResponse(
+    response = messages.VoteResponse(
         header=header, pre_vote=flag(pre_vote, "pre_vote"), granted=flag(granted, "granted")
     )
     return response, leader
 
 
-def _begin_epoch(request: BeginQuorumEpochRequest) -> Parts:
+def _begin_epoch(request: messages.BeginQuorumEpochRequest) -> Parts:
     return [ask_part(request.header)]
 
 
-def _read_begin_epoch(data: bytes) -> BeginQuorumEpochRequest:
+def _read_begin_epoch(data: bytes) -> messages.BeginQuorumEpochRequest:
     header, position = read_ask(data)
     require_end(data, position)
-    return BeginQuorumEpochRequest(header=header)
+    return messages.BeginQuorumEpochRequest(header=header)
 
 
-def _end_epoch(request: EndQuorumEpochRequest) -> Parts:
+def _end_epoch(request: messages.EndQuorumEpochRequest) -> Parts:
     successors = request.preferred_successors
     return [ask_part(request.header), _COUNT.pack(len(successors)), *map(key_part, successors)]
 
 
-def _read_end_epoch(data: bytes) -> EndQuorumEpochRequest:
+def _read_end_epoch(data: bytes) -> messages.EndQuorumEpochRequest:
     header, position = read_ask(data)
     reader = FieldReader(data, position)
     (count,) = reader.fields(_COUNT, "preferred_successors")
     successors = tuple(read_key(reader, f"preferred_successors[{index}]") for index in range(count))
     reader.end()
-    return EndQuorumEpochRequest(header=header, preferred_successors=successors)
+    return messages.EndQuorumEpochRequest(header=header, preferred_successors=successors)
 
 
-_Bare: TypeAlias = BeginQuorumEpochResponse | EndQuorumEpochResponse | UpdateVoterResponse
+_Bare: TypeAlias = (
+    messages.BeginQuorumEpochResponse
+    | messages.EndQuorumEpochResponse
+    | messages.UpdateVoterResponse
+)
 """Answers that consist of a header only."""
 
 
@@ -142,7 +128,7 @@ def _bare_reader(kind: type[_Bare]) -> Callable[[bytes], tuple[_Bare, Endpoints]
     return read
 
 
-def _update_voter(request: UpdateVoterRequest) -> Parts:
+def _update_voter(request: messages.UpdateVoterRequest) -> Parts:
     voter = request.voter
     return [
         ask_part(request.header),
@@ -152,7 +138,7 @@ def _update_voter(request: UpdateVoterRequest) -> Parts:
     ]
 
 
-def _read_update_voter(data: bytes) -> UpdateVoterRequest:
+def _read_update_voter(data: bytes) -> messages.UpdateVoterRequest:
     header, position = read_ask(data)
     reader = FieldReader(data, position)
     key, peers = read_key(reader, "voter.key"), reader.text("voter.endpoint")
@@ -163,7 +149,7 @@ def _read_update_voter(data: bytes) -> UpdateVoterRequest:
         require_reachable("voter.client_endpoint", clients)
     if key != header.sender:
         raise InvalidRequestError("voter.key", "must be the sender's own key")
-    return UpdateVoterRequest(header=header, voter=Voter(key, peers, clients or None))
+    return messages.UpdateVoterRequest(header=header, voter=Voter(key, peers, clients or None))
 
 
 # -- replication
@@ -179,7 +165,7 @@ _POINT = struct.Struct(">qq")
 _DIVERGING, _SNAPSHOT, _BATCHES = 1, 2, 4
 
 
-def _encode_fetch_request(request: FetchRequest) -> Parts:
+def _encode_fetch_request(request: messages.FetchRequest) -> Parts:
     fields = _FETCH.pack(
         request.fetch_offset,
         request.last_epoch,
@@ -193,13 +179,13 @@ def _encode_fetch_request(request: FetchRequest) -> Parts:
     return [ask_part(request.header), fields]
 
 
-def _read_fetch_request(data: bytes) -> FetchRequest:
+def _read_fetch_request(data: bytes) -> messages.FetchRequest:
     header, position = read_ask(data)
     fields = unpack_fields(_FETCH, data, position, "fetch_offset")
     require_end(data, position + _FETCH.size)
     not_negative(_FETCH_NAMES, fields[:7])
 
-    return FetchRequest(
+    return messages.FetchRequest(
         header=header,
         fetch_offset=fields[0],
         last_epoch=fields[1],
@@ -212,7 +198,7 @@ def _read_fetch_request(data: bytes) -> FetchRequest:
     )
 
 
-def _encode_fetch_answer(response: FetchResponse, leader: Endpoints) -> Parts:
+def _encode_fetch_answer(response: messages.FetchResponse, leader: Endpoints) -> Parts:
     diverging, snapshot_id, batches = response.diverging, response.snapshot_id, response.batches
     content = (
         (_DIVERGING if diverging is not None else 0)
@@ -237,7 +223,7 @@ def _encode_fetch_answer(response: FetchResponse, leader: Endpoints) -> Parts:
     return parts
 
 
-def _read_fetch_answer(data: bytes) -> tuple[FetchResponse, Endpoints]:
+def _read_fetch_answer(data: bytes) -> tuple[messages.FetchResponse, Endpoints]:
     header, leader, position = read_answer(data)
     fields = unpack_fields(_FETCHED, data, position, "high_watermark")
     position += _FETCHED.size
@@ -248,20 +234,20 @@ def _read_fetch_answer(data: bytes) -> tuple[FetchResponse, Endpoints]:
             "diverging, snapshot_id, batches", "at most one of them may be set"
         )
 
-    diverging: EpochEnd | None = None
+    diverging: messages.EpochEnd | None = None
     snapshot_id: SnapshotId | None = None
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[messages.Batch, ...] = ()
     if content == _BATCHES:
         batches, position = read_batches(data, position, count)
     elif content == _DIVERGING:
         epoch, end, position = _read_point(data, position, "diverging")
-        diverging = EpochEnd(epoch, end)
+        diverging = messages.EpochEnd(epoch, end)
     elif content == _SNAPSHOT:
         epoch, end, position = _read_point(data, position, "snapshot_id")
         snapshot_id = SnapshotId(end, epoch)
 
     require_end(data, position)
-    response = FetchResponse(
+    response = messages.FetchResponse(
         header=header,
         high_watermark=high_watermark,
         log_start_offset=log_start_offset,
@@ -289,7 +275,7 @@ _CHUNK = struct.Struct(">qqqqBI")
 _CHUNK_NAMES = ("snapshot_id.end_offset", "snapshot_id.epoch", "total_bytes", "position")
 
 
-def _fetch_snapshot(request: FetchSnapshotRequest) -> Parts:
+def _fetch_snapshot(request: messages.FetchSnapshotRequest) -> Parts:
     fields = _FETCH_SNAPSHOT.pack(
         request.snapshot_id.end_offset,
         request.snapshot_id.epoch,
@@ -300,7 +286,7 @@ def _fetch_snapshot(request: FetchSnapshotRequest) -> Parts:
     return [ask_part(request.header), fields]
 
 
-def _read_fetch_snapshot(data: bytes) -> FetchSnapshotRequest:
+def _read_fetch_snapshot(data: bytes) -> messages.FetchSnapshotRequest:
     header, place = read_ask(data)
     fields = unpack_fields(_FETCH_SNAPSHOT, data, place, "snapshot_id")
     require_end(data, place + _FETCH_SNAPSHOT.size)
@@ -308,7 +294,7 @@ def _read_fetch_snapshot(data: bytes) -> FetchSnapshotRequest:
     end_offset, epoch, position, max_bytes, answered_request_id = fields
     if max_bytes < 1:
         raise InvalidRequestError("max_bytes", f"{max_bytes}, must be at least 1")
-    return FetchSnapshotRequest(
+    return messages.FetchSnapshotRequest(
         header=header,
         snapshot_id=SnapshotId(end_offset, epoch),
         position=position,
@@ -317,7 +303,7 @@ def _read_fetch_snapshot(data: bytes) -> FetchSnapshotRequest:
     )
 
 
-def _chunk(response: FetchSnapshotResponse, leader: Endpoints) -> Parts:
+def _chunk(response: messages.FetchSnapshotResponse, leader: Endpoints) -> Parts:
     fields = _CHUNK.pack(
         response.snapshot_id.end_offset,
         response.snapshot_id.epoch,
@@ -329,13 +315,13 @@ def _chunk(response: FetchSnapshotResponse, leader: Endpoints) -> Parts:
     return [answer_part(response.header, leader), fields, response.file_digest, response.data]
 
 
-def _read_chunk(data: bytes) -> tuple[FetchSnapshotResponse, Endpoints]:
+def _read_chunk(data: bytes) -> tuple[messages.FetchSnapshotResponse, Endpoints]:
     header, leader, place = read_answer(data)
     reader = FieldReader(data, place)
     fields = reader.fields(_CHUNK, "snapshot_id")
     not_negative(_CHUNK_NAMES, fields[:4])
     end_offset, epoch, total_bytes, position, digest_length, length = fields
-    response = FetchSnapshotResponse(
+    response = messages.FetchSnapshotResponse(
         header=header,
         snapshot_id=SnapshotId(end_offset, epoch),
         total_bytes=total_bytes,
@@ -344,13 +330,13 @@ def _read_chunk(data: bytes) -> tuple[FetchSnapshotResponse, Endpoints]:
         data=reader.raw(length, "data"),
     )
     reader.end()
-    if header.error is QuorumError.NONE:
+    if header.error is messages.QuorumError.NONE:
         _check_chunk(response)
 
     return response, leader
 
 
-def _check_chunk(response: FetchSnapshotResponse) -> None:
+def _check_chunk(response: messages.FetchSnapshotResponse) -> None:
     end = response.position + len(response.data)
     if end > response.total_bytes:
         raise InvalidRequestError(
@@ -364,13 +350,13 @@ def _check_chunk(response: FetchSnapshotResponse) -> None:
 
 # -- all kinds
 
-REQUEST_KINDS: Mapping[type[Request], FrameKind] = {
-    VoteRequest: FrameKind.VOTE,
-    BeginQuorumEpochRequest: FrameKind.BEGIN_QUORUM_EPOCH,
-    EndQuorumEpochRequest: FrameKind.END_QUORUM_EPOCH,
-    FetchRequest: FrameKind.FETCH,
-    FetchSnapshotRequest: FrameKind.FETCH_SNAPSHOT,
-    UpdateVoterRequest: FrameKind.UPDATE_VOTER,
+REQUEST_KINDS: Mapping[type[messages.Request], FrameKind] = {
+    messages.VoteRequest: FrameKind.VOTE,
+    messages.BeginQuorumEpochRequest: FrameKind.BEGIN_QUORUM_EPOCH,
+    messages.EndQuorumEpochRequest: FrameKind.END_QUORUM_EPOCH,
+    messages.FetchRequest: FrameKind.FETCH,
+    messages.FetchSnapshotRequest: FrameKind.FETCH_SNAPSHOT,
+    messages.UpdateVoterRequest: FrameKind.UPDATE_VOTER,
 }
 ANSWER_KINDS: Mapping[FrameKind, FrameKind] = {
     kind: FrameKind(kind + 16) for kind in REQUEST_KINDS.values()
@@ -385,7 +371,7 @@ _REQUEST_ENCODERS: Mapping[FrameKind, Callable[[Any], Parts]] = {
     FrameKind.FETCH_SNAPSHOT: _fetch_snapshot,
     FrameKind.UPDATE_VOTER: _update_voter,
 }
-_REQUEST_DECODERS: Mapping[FrameKind, Callable[[bytes], Request]] = {
+_REQUEST_DECODERS: Mapping[FrameKind, Callable[[bytes], messages.Request]] = {
     FrameKind.VOTE: _read_vote_request,
     FrameKind.BEGIN_QUORUM_EPOCH: _read_begin_epoch,
     FrameKind.END_QUORUM_EPOCH: _read_end_epoch,
@@ -393,32 +379,34 @@ _REQUEST_DECODERS: Mapping[FrameKind, Callable[[bytes], Request]] = {
     FrameKind.FETCH_SNAPSHOT: _read_fetch_snapshot,
     FrameKind.UPDATE_VOTER: _read_update_voter,
 }
-_ANSWER_ENCODERS: Mapping[type[Response], tuple[FrameKind, Callable[[Any, Endpoints], Parts]]]
+_ANSWER_ENCODERS: Mapping[
+    type[messages.Response], tuple[FrameKind, Callable[[Any, Endpoints], Parts]]
+]
 _ANSWER_ENCODERS = {
-    VoteResponse: (FrameKind.VOTE_ANSWER, _encode_vote_answer),
-    BeginQuorumEpochResponse: (FrameKind.BEGIN_QUORUM_EPOCH_ANSWER, _bare),
-    EndQuorumEpochResponse: (FrameKind.END_QUORUM_EPOCH_ANSWER, _bare),
-    FetchResponse: (FrameKind.FETCH_ANSWER, _encode_fetch_answer),
-    FetchSnapshotResponse: (FrameKind.FETCH_SNAPSHOT_ANSWER, _chunk),
-    UpdateVoterResponse: (FrameKind.UPDATE_VOTER_ANSWER, _bare),
+    messages.VoteResponse: (FrameKind.VOTE_ANSWER, _encode_vote_answer),
+    messages.BeginQuorumEpochResponse: (FrameKind.BEGIN_QUORUM_EPOCH_ANSWER, _bare),
+    messages.EndQuorumEpochResponse: (FrameKind.END_QUORUM_EPOCH_ANSWER, _bare),
+    messages.FetchResponse: (FrameKind.FETCH_ANSWER, _encode_fetch_answer),
+    messages.FetchSnapshotResponse: (FrameKind.FETCH_SNAPSHOT_ANSWER, _chunk),
+    messages.UpdateVoterResponse: (FrameKind.UPDATE_VOTER_ANSWER, _bare),
 }
-_ANSWER_DECODERS: Mapping[FrameKind, Callable[[bytes], tuple[Response, Endpoints]]] = {
+_ANSWER_DECODERS: Mapping[FrameKind, Callable[[bytes], tuple[messages.Response, Endpoints]]] = {
     FrameKind.VOTE_ANSWER: _read_vote_answer,
-    FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: _bare_reader(BeginQuorumEpochResponse),
-    FrameKind.END_QUORUM_EPOCH_ANSWER: _bare_reader(EndQuorumEpochResponse),
+    FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: _bare_reader(messages.BeginQuorumEpochResponse),
+    FrameKind.END_QUORUM_EPOCH_ANSWER: _bare_reader(messages.EndQuorumEpochResponse),
     FrameKind.FETCH_ANSWER: _read_fetch_answer,
     FrameKind.FETCH_SNAPSHOT_ANSWER: _read_chunk,
-    FrameKind.UPDATE_VOTER_ANSWER: _bare_reader(UpdateVoterResponse),
+    FrameKind.UPDATE_VOTER_ANSWER: _bare_reader(messages.UpdateVoterResponse),
 }
 
 
-def encode_request(request: Request) -> tuple[FrameKind, Parts]:
+def encode_request(request: messages.Request) -> tuple[FrameKind, Parts]:
     """Return the kind of a request's frame, and its payload."""
     kind = REQUEST_KINDS[type(request)]
     return kind, _REQUEST_ENCODERS[kind](request)
 
 
-def decode_request(kind: FrameKind, payload: bytes) -> Request:
+def decode_request(kind: FrameKind, payload: bytes) -> messages.Request:
     """Read a request.
 
     Raises:
@@ -427,7 +415,7 @@ def decode_request(kind: FrameKind, payload: bytes) -> Request:
     return _REQUEST_DECODERS[kind](payload)
 
 
-def encode_answer(response: Response, leader: Endpoints) -> tuple[FrameKind, Parts]:
+def encode_answer(response: messages.Response, leader: Endpoints) -> tuple[FrameKind, Parts]:
     """Return the kind of an answer's frame, and its payload.
 
     `leader` are the addresses of the leader that its header names.
@@ -436,7 +424,7 @@ def encode_answer(response: Response, leader: Endpoints) -> tuple[FrameKind, Par
     return kind, encode(response, leader)
 
 
-def decode_answer(kind: FrameKind, payload: bytes) -> tuple[Response, Endpoints]:
+def decode_answer(kind: FrameKind, payload: bytes) -> tuple[messages.Response, Endpoints]:
     """Read an answer, and the addresses of the leader that its header names.
 
     Raises:

@@ -17,13 +17,7 @@ import google_crc32c
 from streammeta.controller.config import ConfigError, check_reachable
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    QuorumError,
-    RequestHeader,
-    ResponseHeader,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.interfaces import Endpoints
 
@@ -170,7 +164,7 @@ def _read_identities(data: bytes) -> tuple[ClusterId, ReplicaKey, ReplicaKey]:
     return cluster_id, sender, receiver
 
 
-def ask_part(header: RequestHeader) -> bytes:
+def ask_part(header: messages.RequestHeader) -> bytes:
     """Return the header of a request."""
     names = _identities(header.cluster_id, header.sender, header.receiver)
     fixed = _ASKED.pack(
@@ -179,7 +173,7 @@ def ask_part(header: RequestHeader) -> bytes:
     return fixed + names
 
 
-def read_ask(data: bytes) -> tuple[RequestHeader, int]:
+def read_ask(data: bytes) -> tuple[messages.RequestHeader, int]:
     """Return the header of a request, and its end."""
     epoch, incarnation, request_id, is_founder, length = unpack_fields(_ASKED, data, 0, "header")
     not_negative(_ASKED_NAMES, (epoch, incarnation, request_id))
@@ -188,7 +182,7 @@ def read_ask(data: bytes) -> tuple[RequestHeader, int]:
         raise too_short("header", data, end)
 
     cluster_id, sender, receiver = _read_identities(data[_ASKED.size : end])
-    header = RequestHeader(
+    header = messages.RequestHeader(
         cluster_id=cluster_id,
         sender=sender,
         receiver=receiver,
@@ -200,7 +194,7 @@ def read_ask(data: bytes) -> tuple[RequestHeader, int]:
     return header, end
 
 
-def answer_part(header: ResponseHeader, leader: Endpoints) -> bytes:
+def answer_part(header: messages.ResponseHeader, leader: Endpoints) -> bytes:
     """Return the header of an answer. Addresses are included only with a leader's id."""
     leader_id = _NO_LEADER if header.leader_id is None else header.leader_id
     if leader_id == _NO_LEADER:
@@ -217,7 +211,7 @@ def answer_part(header: ResponseHeader, leader: Endpoints) -> bytes:
     return b"".join((fixed, text_part(leader.peers or ""), text_part(leader.clients or "")))
 
 
-def read_answer(data: bytes) -> tuple[ResponseHeader, Endpoints, int]:
+def read_answer(data: bytes) -> tuple[messages.ResponseHeader, Endpoints, int]:
     """Return the header of an answer, the leader's addresses, and the header's end."""
     fixed = unpack_fields(_ANSWERED, data, 0, "header")
     not_negative(_ANSWERED_NAMES, fixed[:5])
@@ -227,11 +221,11 @@ def read_answer(data: bytes) -> tuple[ResponseHeader, Endpoints, int]:
 
     error = _ERRORS.get(number)
     if error is None:
-        known = ", ".join(f"{error.name} ({error.value})" for error in QuorumError)
+        known = ", ".join(f"{error.name} ({error.value})" for error in messages.QuorumError)
         raise InvalidRequestError("header.error", f"{number}, must be one of {known}")
 
     end = _text_end(data, _text_end(data, _ANSWERED.size))
-    header = ResponseHeader(
+    header = messages.ResponseHeader(
         sender=sender,
         receiver=receiver,
         epoch=epoch,
@@ -243,7 +237,7 @@ def read_answer(data: bytes) -> tuple[ResponseHeader, Endpoints, int]:
     return header, _read_leader(data[_ANSWERED.size : end]), end
 
 
-_ERRORS = {int(error): error for error in QuorumError}
+_ERRORS = {int(error): error for error in messages.QuorumError}
 
 
 def _text_end(data: bytes, position: int) -> int:
@@ -273,10 +267,10 @@ class _BatchEncoder:
     """Encoder of batches that caches the last one, because a leader sends it to every follower."""
 
     def __init__(self) -> None:
-        self._last: Batch | None = None
+        self._last: messages.Batch | None = None
         self._parts = (b"", b"")
 
-    def parts(self, batch: Batch) -> tuple[bytes, bytes]:
+    def parts(self, batch: messages.Batch) -> tuple[bytes, bytes]:
         """Return the parts of `_encode_batch`."""
         if batch is not self._last:
             self._last, self._parts = batch, _encode_batch(batch)
@@ -287,7 +281,7 @@ batch_parts = _BatchEncoder().parts
 """Return a batch and the CRC-32C of its bytes: fields, lengths of the payloads, payloads."""
 
 
-def _encode_batch(batch: Batch) -> tuple[bytes, bytes]:
+def _encode_batch(batch: messages.Batch) -> tuple[bytes, bytes]:
     count = len(batch.payloads)
     fields = _BATCH.pack(batch.base_offset, batch.epoch, batch.kind, count)
     lengths = struct.pack(f">{count}I", *map(len, batch.payloads))
@@ -295,7 +289,7 @@ def _encode_batch(batch: Batch) -> tuple[bytes, bytes]:
     return data, _CHECKSUM.pack(google_crc32c.value(data))
 
 
-def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
+def _read_batch(data: bytes, start: int, path: str) -> tuple[messages.Batch, int]:
     """Return the batch at a position, and its end."""
     base_offset, epoch, number, count = unpack_fields(_BATCH, data, start, path)
     position = start + _BATCH.size
@@ -316,7 +310,9 @@ def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
         payloads.append(data[position : position + length])
         position += length
 
-    return Batch(base_offset, epoch, BatchKind(number), tuple(payloads)), end + _CHECKSUM.size
+    return messages.Batch(
+        base_offset, epoch, messages.BatchKind(number), tuple(payloads)
+    ), end + _CHECKSUM.size
 
 
 def _check_batch(path: str, base_offset: int, epoch: int, kind: int, count: int) -> None:
@@ -327,12 +323,12 @@ def _check_batch(path: str, base_offset: int, epoch: int, kind: int, count: int)
         raise InvalidRequestError(path, f"batch at {base_offset} is empty")
 
 
-_BATCH_KINDS = frozenset(int(kind) for kind in BatchKind)
+_BATCH_KINDS = frozenset(int(kind) for kind in messages.BatchKind)
 
 
-def read_batches(data: bytes, position: int, count: int) -> tuple[tuple[Batch, ...], int]:
+def read_batches(data: bytes, position: int, count: int) -> tuple[tuple[messages.Batch, ...], int]:
     """Return batches, each of which must continue the previous one, and their end."""
-    batches: list[Batch] = []
+    batches: list[messages.Batch] = []
     for _ in range(count):
         batch, position = _read_batch(data, position, "batches")
         batches.append(batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -51,21 +52,17 @@ def read_heads(answers: Mapping[int, Answer], cluster_id: str) -> dict[int, Chai
     }
 
 
+@dataclass(eq=False)
 class AuditAnchors:
     """Writes anchors while this controller leads."""
 
-    def __init__(
-        self,
-        controller: MetadataController,
-        cluster_id: str,
-        wall_ms: Callable[[], int],
-        heads: Heads,
-    ) -> None:
-        """`heads` returns the ends of chains by controller, as far as they are known."""
-        self._controller = controller
-        self._cluster_id = cluster_id
-        self._wall_ms = wall_ms
-        self._heads = heads
+    _controller: MetadataController
+    _cluster_id: str
+    _wall_ms: Callable[[], int]
+    _heads: Heads
+    """Returns the ends of chains by controller, as far as they are known."""
+
+    def __post_init__(self) -> None:
         self._problem = ""
 
     async def run(self) -> None:

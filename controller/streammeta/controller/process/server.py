@@ -496,9 +496,7 @@ class ControllerNode:
         )
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
-        metadata = contract.MetadataHandlers(
-            self._controller, spool, on_copied=self._bucket.claim_soon
-        )
+        metadata = contract.MetadataHandlers(self._controller, spool, self._bucket.claim_soon)
         quorum = QuorumServicer(
             *(self._driver, self._config.cluster_id, features, self._policy),
             self._auditing.head,

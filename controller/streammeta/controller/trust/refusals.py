@@ -18,6 +18,8 @@ class NoIdentityError(ApiError):
 class BadTokenError(NoIdentityError):
     """A required token is missing or invalid."""
 
+    shown = "token"
+
     def __init__(self, why: str) -> None:
         ApiError.__init__(self, f"the token of this call names no caller: {why}")
 

@@ -12,16 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from streammeta.controller.errors import LimitExceededError
-from streammeta.controller.metadata.api.answers import (
-    Answer,
-    CommitStreamSetObjectAnswer,
-    CommitUploadsAnswer,
-    KVEntry,
-    NodeDescription,
-    ObjectDescription,
-    ObjectList,
-    StreamDescription,
-)
+from streammeta.controller.metadata.api import answers
 from streammeta.controller.metadata.api.named_answers import NamedObject
 from streammeta.controller.metadata.tables.values import Int64Column, Tags
 
@@ -141,7 +132,7 @@ def require_rest(used: int, field: str) -> None:
         )
 
 
-def stream_bytes(stream: StreamDescription) -> int:
+def stream_bytes(stream: answers.StreamDescription) -> int:
     """Return the size of a described stream."""
     spans = len(stream.ranges) + len(stream.stream_objects)
     spans += len(stream.pending_uploads) + len(stream.lost)
@@ -149,18 +140,18 @@ def stream_bytes(stream: StreamDescription) -> int:
     return _STREAM_BYTES + looked_up + _tags_bytes(stream.tags) + RANGE_BYTES * spans
 
 
-def object_bytes(described: ObjectDescription) -> int:
+def object_bytes(described: answers.ObjectDescription) -> int:
     """Return the size of a described object."""
     return _OBJECT_BYTES + _OBJECT_RANGE_BYTES * len(described.ranges.stream_id)
 
 
-def node_bytes(node: NodeDescription) -> int:
+def node_bytes(node: answers.NodeDescription) -> int:
     """Return the size of a described node."""
     listed = STREAM_SET_OBJECT_BYTES * len(node.stream_set_objects)
     return _NODE_BYTES + text_bytes(node.wal_config) + _tags_bytes(node.tags) + listed
 
 
-def object_list_bytes(result: ObjectList) -> int:
+def object_list_bytes(result: answers.ObjectList) -> int:
     """Return the size of the answer to one query."""
     return _QUERY_BYTES + _SLICE_BYTES * len(result.objects)
 
@@ -171,7 +162,7 @@ def lists_that_fit(slices: Int64Column) -> int:
     return max(1, int(sizes.searchsorted(ANSWER_BYTES, side="right")))
 
 
-def entry_bytes(entry: KVEntry) -> int:
+def entry_bytes(entry: answers.KVEntry) -> int:
     """Return the size of a listed key."""
     return _LISTED_BYTES + text_bytes(entry.key) + len(entry.value)
 
@@ -189,15 +180,15 @@ def name_bytes(name: str) -> int:
     return _LISTED_BYTES + text_bytes(name)
 
 
-def commit_bytes(answer: Answer) -> int:
+def commit_bytes(answer: answers.Answer) -> int:
     """Return the size of the answer to one of several commits that share a message."""
     match answer:
-        case CommitStreamSetObjectAnswer():
+        case answers.CommitStreamSetObjectAnswer():
             rows = len(answer.range_errors) + len(answer.stream_object_errors)
             values = sum(value_bytes(result.value) for result in answer.kv_results)
             trims = _TRIM_BYTES * len(answer.trim_errors)
             return _ENTRY_BYTES + _ERROR_BYTES * rows + values + trims
-        case CommitUploadsAnswer():
+        case answers.CommitUploadsAnswer():
             return _ENTRY_BYTES + _ERROR_BYTES * (len(answer.errors) + len(answer.range_errors))
         case _:
             return 0

@@ -13,13 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from streammeta.controller.errors import InvalidRequestError, LimitExceededError
-from streammeta.controller.metadata.api.requests import (
-    AdoptObjects,
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-    to_uploads,
-)
+from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.tables.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.tables.values import (
     COMPOSITE_BITS,
@@ -112,7 +106,7 @@ _NAMES = {
 _columns = {table: attrgetter(*names) for table, names in _NAMES.items()}
 
 
-def check_commit(request: CommitStreamSetObject) -> None:
+def check_commit(request: requests.CommitStreamSetObject) -> None:
     """Check an upload or a compaction of stream set objects."""
     check_node(request.node)
     check_between("object_id", request.object_id, -1, INT64_MAX)
@@ -156,7 +150,7 @@ def check_commit(request: CommitStreamSetObject) -> None:
             _check_streams_once(ranges, stream_objects)
 
 
-def _is_replace(request: CommitStreamSetObject) -> bool:
+def _is_replace(request: requests.CommitStreamSetObject) -> bool:
     """Check the sources and return whether the request only replaces attributes."""
     if not len(request.compacted_object_ids):
         return False
@@ -173,7 +167,7 @@ def _is_replace(request: CommitStreamSetObject) -> bool:
     return True
 
 
-def check_commit_stream_object(request: CommitStreamObject) -> None:
+def check_commit_stream_object(request: requests.CommitStreamObject) -> None:
     """Check a compaction of stream objects."""
     check_node(request.node)
     check_between("object_id", request.object_id, -1, INT64_MAX)
@@ -199,7 +193,7 @@ def check_commit_stream_object(request: CommitStreamObject) -> None:
         check_between("end_offset", end, start + 1, INT64_MAX)
 
 
-def check_commit_uploads(request: CommitUploads) -> None:
+def check_commit_uploads(request: requests.CommitUploads) -> None:
     """Check uploads in columns."""
     check_node(request.node)
     objects, rows = len(request.object_id), len(request.ranges.stream_id)
@@ -236,9 +230,9 @@ def check_commit_uploads(request: CommitUploads) -> None:
     _check_ranges(request.ranges, ends[:-1])
 
 
-def check_adoption(request: AdoptObjects) -> None:
+def check_adoption(request: requests.AdoptObjects) -> None:
     """Check objects to adopt."""
-    check_commit_uploads(to_uploads(request))
+    check_commit_uploads(requests.to_uploads(request))
 
     epochs, rows = request.ranges.stream_epoch, len(request.ranges.stream_id)
     # Adopted streams take over the epochs of their records, so they are required.
@@ -294,7 +288,9 @@ def _check_ranges(
         raise_at("ranges.start_offset", overlaps, 1, "the end of the row before, or above it")
 
 
-def _check_stream_objects(rows: StreamObjectColumns, request: CommitStreamSetObject) -> None:
+def _check_stream_objects(
+    rows: StreamObjectColumns, request: requests.CommitStreamSetObject
+) -> None:
     field = "stream_objects"
     _check_fact_columns(f"{field}.", rows, len(rows.stream_id))
     raise_at(f"{field}.stream_id", rows.stream_id < 0, 0, ">= 0")
@@ -335,7 +331,7 @@ def _check_no_overlap(ranges: RangeColumns, rows: StreamObjectColumns) -> None:
         )
 
 
-def _check_facts(request: CommitStreamSetObject | CommitStreamObject) -> None:
+def _check_facts(request: requests.CommitStreamSetObject | requests.CommitStreamObject) -> None:
     low, high, crc32c = request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c
     # The usual case: a commit without facts.
     if low == high == crc32c == UNKNOWN:
@@ -351,7 +347,7 @@ def _check_facts(request: CommitStreamSetObject | CommitStreamObject) -> None:
 
 
 def _check_fact_columns(
-    prefix: str, columns: CommitUploads | StreamObjectColumns, rows: int
+    prefix: str, columns: requests.CommitUploads | StreamObjectColumns, rows: int
 ) -> None:
     low, high, crc32c = columns.min_timestamp_ms, columns.max_timestamp_ms, columns.crc32c
     if not (len(low) or len(high) or len(crc32c)):
@@ -378,7 +374,7 @@ def _check_fact_columns(
     raise_at(f"{prefix}crc32c", outside, 0, f"-1 to {CRC32C_MAX}")
 
 
-def _check_operations(request: CommitStreamObject) -> None:
+def _check_operations(request: requests.CommitStreamObject) -> None:
     sources, operations = len(request.source_object_ids), len(request.operations)
     if operations not in (0, sources):
         raise InvalidRequestError(

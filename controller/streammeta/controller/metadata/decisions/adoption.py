@@ -69,22 +69,15 @@ _Ahead: TypeAlias = dict[int, _Stream]
 """Streams after the ranges checked so far, by id."""
 
 
+@dataclass(eq=False)
 class Adoption:
     """Decisions on AdoptObjects."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        streams: Streams,
-        objects: Objects,
-        repeats: Repeats,
-        recovery: Recovery,
-    ) -> None:
-        self._nodes = nodes
-        self._streams = streams
-        self._objects = objects
-        self._repeats = repeats
-        self._recovery = recovery
+    _nodes: Nodes
+    _streams: Streams
+    _objects: Objects
+    _repeats: Repeats
+    _recovery: Recovery
 
     def decide(
         self, request: AdoptObjects, now_ms: int

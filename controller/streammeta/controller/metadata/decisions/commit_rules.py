@@ -32,20 +32,11 @@ from streammeta.controller.metadata.registries.object_queries import ObjectQueri
 from streammeta.controller.metadata.registries.stream_heads import DELETED, Head
 from streammeta.controller.metadata.registries.stream_ranges import NO_SPANS, StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
-from streammeta.controller.metadata.tables.values import (
-    EMPTY_COLUMN,
-    INT64_MAX,
-    Int64Column,
-    Mask,
-    ObjectState,
-    OnConflict,
-    RangeColumns,
-    StreamState,
-)
+from streammeta.controller.metadata.tables import values
 
 # Looking enum members up is slow, and every commit needs these.
-_OPENED = int(StreamState.OPENED)
-_PREPARED = int(ObjectState.PREPARED)
+_OPENED = int(values.StreamState.OPENED)
+_PREPARED = int(values.ObjectState.PREPARED)
 _STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
 
 
@@ -66,7 +57,7 @@ class Continuity:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
 
-    def all_continue(self, node_id: int, rows: RangeColumns, *, repeats: bool) -> bool:
+    def all_continue(self, node_id: int, rows: values.RangeColumns, *, repeats: bool) -> bool:
         """Return whether every row continues its stream and the node has no pending upload.
 
         With `repeats` a stream may have several rows, each continuing the one before.
@@ -87,7 +78,7 @@ class Continuity:
             return _chains(rows, head.end_offset)
         return bool(np.count_nonzero(rows.start_offset == head.end_offset) == len(ids))
 
-    def _continues(self, node_id: int, rows: RangeColumns) -> bool:
+    def _continues(self, node_id: int, rows: values.RangeColumns) -> bool:
         """Do the same for a single row by its cells, because vectors cost several times more."""
         stream_id = rows.stream_id.item()
         if stream_id >= len(self._streams):
@@ -97,11 +88,11 @@ class Continuity:
         is_good = _may_write(node_id, given, head) and rows.start_offset.item() == head.end_offset
         return bool(is_good)
 
-    def check(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
+    def check(self, node_id: int, rows: values.RangeColumns, ahead: Ahead) -> values.Int64Column:
         """Return one verdict per row."""
         ids = rows.stream_id
         if not len(ids):
-            return EMPTY_COLUMN
+            return values.EMPTY_COLUMN
         issued = ids < len(self._streams)
         if np.count_nonzero(issued) == len(ids):
             return self._check_issued(node_id, rows, ahead)
@@ -110,7 +101,9 @@ class Continuity:
         verdicts[issued] = self._check_issued(node_id, rows.ranges_at(issued), ahead)
         return verdicts
 
-    def _check_issued(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
+    def _check_issued(
+        self, node_id: int, rows: values.RangeColumns, ahead: Ahead
+    ) -> values.Int64Column:
         at = rows.stream_id
         epochs, state, owner, low, high = self._streams.head_columns(at)
         # A stream's end is where the uploads before this one have left it.
@@ -135,8 +128,8 @@ class Continuity:
         )
 
     def _owed_cases(
-        self, rows: RangeColumns, low: Int64Column, owed: StreamSpans
-    ) -> tuple[tuple[Mask, ErrorCode], ...]:
+        self, rows: values.RangeColumns, low: values.Int64Column, owed: StreamSpans
+    ) -> tuple[tuple[values.Mask, ErrorCode], ...]:
         """Accept pending uploads of a node regardless of the stream's present owner."""
         if not len(owed):
             return ()
@@ -154,7 +147,7 @@ class Continuity:
         )
 
     def advance_owed(
-        self, owed: StreamSpans, stream_id: Int64Column, end: Int64Column
+        self, owed: StreamSpans, stream_id: values.Int64Column, end: values.Int64Column
     ) -> StreamSpans:
         """Return a node's pending uploads after it uploaded streams up to `end`.
 
@@ -177,13 +170,13 @@ def _may_write(node_id: int, epoch: Any, head: Head[Any]) -> Any:
     return (head.state == _OPENED) & (head.node_id == node_id) & (head.epoch == epoch)
 
 
-def has_twins(ids: Int64Column) -> bool:
+def has_twins(ids: values.Int64Column) -> bool:
     """Return whether an id appears twice."""
     ordered = np.sort(ids)
     return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
-def _chains(rows: RangeColumns, ends: Int64Column) -> bool:
+def _chains(rows: values.RangeColumns, ends: values.Int64Column) -> bool:
     """Return whether each row continues the row before it or else its stream's end."""
     if not has_twins(rows.stream_id):
         return bool(np.count_nonzero(rows.start_offset == ends) == len(ends))
@@ -194,14 +187,14 @@ def _chains(rows: RangeColumns, ends: Int64Column) -> bool:
     return bool(np.count_nonzero(rows.start_offset[order] == expected) == len(ids))
 
 
-def _last_of(*cases: tuple[Mask, ErrorCode]) -> Int64Column:
+def _last_of(*cases: tuple[values.Mask, ErrorCode]) -> values.Int64Column:
     verdicts = np.zeros(len(cases[0][0]), dtype=np.int64)
     for rows, error in cases:
         verdicts[rows] = int(error)
     return verdicts
 
 
-def check_coverage(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
+def check_coverage(outputs: StreamSpans, sources: StreamSpans) -> tuple[values.Mask, bool]:
     """Return which outputs exceed a contiguous run of the sources, and whether all are covered.
 
     Both are live parts. Outputs are sorted by stream id and do not overlap each other, sources may
@@ -227,10 +220,10 @@ def check_coverage(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bo
 
 
 def _extents(
-    owner: Int64Column, spans: StreamSpans, owners: int
-) -> tuple[Int64Column, Int64Column, Int64Column]:
+    owner: values.Int64Column, spans: StreamSpans, owners: int
+) -> tuple[values.Int64Column, values.Int64Column, values.Int64Column]:
     """Return each owner's smallest start, largest end and total length of spans."""
-    low = np.full(owners, INT64_MAX, dtype=np.int64)
+    low = np.full(owners, values.INT64_MAX, dtype=np.int64)
     high = np.zeros(owners, dtype=np.int64)
     held = np.zeros(owners, dtype=np.int64)
     np.minimum.at(low, owner, spans.start_offset)
@@ -239,7 +232,7 @@ def _extents(
     return low, high, held
 
 
-def _check_coverage_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
+def _check_coverage_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[values.Mask, bool]:
     """Do as `check_coverage` if a stream is in several pieces, or to find the misfits."""
     order = np.lexsort((sources.start_offset, sources.stream_id))
     runs: dict[int, list[tuple[int, int]]] = {}
@@ -277,8 +270,8 @@ REJECTED = {
 class Verdicts:
     """One `ErrorCode` number per row. `covered`: the results contain all data of the sources."""
 
-    ranges: Int64Column
-    stream_objects: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    ranges: values.Int64Column
+    stream_objects: values.Int64Column = field(default_factory=lambda: values.EMPTY_COLUMN)
     covered: bool = True
 
     def error(self) -> ErrorCode:
@@ -330,7 +323,7 @@ class Repeats:
         repeat = self.compare((object_id,), digest)
         return Repeat.NO_OBJECT if repeat is Repeat.NEW else repeat
 
-    def reject_unusable(self, object_id: Int64Column, verdicts: Int64Column) -> None:
+    def reject_unusable(self, object_id: values.Int64Column, verdicts: values.Int64Column) -> None:
         """Overwrite the verdicts of rows whose stream object cannot be committed.
 
         This error takes precedence: a row without its object cannot be committed at all.
@@ -348,13 +341,15 @@ class Repeats:
         rows = request.stream_objects
         ranges = self.range_verdicts(request.object_id, request.ranges.stream_id, digest)
         others = self._stream_object_verdicts(rows.object_id, rows.stream_id, digest)
-        if request.on_conflict is OnConflict.REJECT_ALL and (ranges.any() or others.any()):
+        if request.on_conflict is values.OnConflict.REJECT_ALL and (ranges.any() or others.any()):
             return failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
         return CommitStreamSetObjectAnswer(
             error=ErrorCode.NONE, range_errors=ranges, stream_object_errors=others
         )
 
-    def range_verdicts(self, object_id: int, stream_id: Int64Column, digest: int) -> Int64Column:
+    def range_verdicts(
+        self, object_id: int, stream_id: values.Int64Column, digest: int
+    ) -> values.Int64Column:
         """Return the first verdict on each range of a committed stream set object."""
         owners = np.full(len(stream_id), object_id)
         verdicts = self._left_out.verdicts(digest, owners, stream_id)
@@ -365,15 +360,15 @@ class Repeats:
         return verdicts
 
     def _stream_object_verdicts(
-        self, object_id: Int64Column, stream_id: Int64Column, digest: int
-    ) -> Int64Column:
+        self, object_id: values.Int64Column, stream_id: values.Int64Column, digest: int
+    ) -> values.Int64Column:
         """Return the first verdict on each stream object of a committed request.
 
         An object committed together with the request was accepted. All others were left out, even
         if their verdicts are no longer remembered.
         """
         if not len(object_id):
-            return EMPTY_COLUMN
+            return values.EMPTY_COLUMN
         made_with = [self._objects.commit_digest(item) for item in object_id.tolist()]
         came = np.array([digest == of_object for of_object in made_with])
         may_have_come = came | np.array([of_object == NO_DIGEST for of_object in made_with])

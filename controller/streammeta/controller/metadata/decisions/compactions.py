@@ -17,87 +17,59 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.api.answers import (
-    CommitStreamObjectAnswer,
-    CommitStreamSetObjectAnswer,
-)
+from streammeta.controller.metadata.api import answers
 from streammeta.controller.metadata.api.request_identity import digest_of_commit, digest_of_merge
 from streammeta.controller.metadata.api.requests import CommitStreamObject, CommitStreamSetObject
-from streammeta.controller.metadata.decisions.commit_rules import (
-    REJECTED,
-    Repeat,
-    Repeats,
-    Verdicts,
-    check_coverage,
-    failed_commit,
-)
+from streammeta.controller.metadata.decisions import commit_rules
 from streammeta.controller.metadata.decisions.uploads import Uploads, stream_set_object_record
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.metadata.tables.object_facts import UNKNOWN, Facts, facts_of_one
-from streammeta.controller.metadata.tables.values import (
-    COMPOSITE_BITS,
-    EMPTY_COLUMN,
-    KIND_MASK,
-    Int64Column,
-    Mask,
-    ObjectKind,
-    ObjectState,
-    SourceOperation,
-    StreamObjectColumns,
-    column,
-)
 from streammeta.controller.records import record as rec
 
 _NONE = ErrorCode.NONE
 _NOT_FOUND = ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
 
 
+@dataclass(eq=False)
 class Compactions:
     """Decisions on CommitStreamSetObject with sources, and on CommitStreamObject."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        streams: Streams,
-        objects: ObjectQueries,
-        uploads: Uploads,
-        repeats: Repeats,
-    ) -> None:
-        self._nodes = nodes
-        self._streams = streams
-        self._objects = objects
-        self._uploads = uploads
-        self._repeats = repeats
+    _nodes: Nodes
+    _streams: Streams
+    _objects: ObjectQueries
+    _uploads: Uploads
+    _repeats: commit_rules.Repeats
 
     # ---- stream set objects ----
 
     def decide_stream_set_object(
         self, request: CommitStreamSetObject, now_ms: int
-    ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
+    ) -> tuple[list[rec.Record], answers.CommitStreamSetObjectAnswer]:
         """Decide a compaction of stream set objects. The request is well-formed."""
         error = self._nodes.check(request.node, fence_failover=not request.failover)
         if error is not _NONE:
-            return [], failed_commit(request, error)
+            return [], commit_rules.failed_commit(request, error)
 
         ids = request.compacted_object_ids
         rows = self._objects.rows(ids)
         fit = self._objects.are_stream_set_objects_of(rows, request.node.node_id)
         if ids.tolist() == [request.object_id]:
             records, error = self._replace_attributes(request, rows, fit)
-            return records, failed_commit(request, error)
+            return records, commit_rules.failed_commit(request, error)
 
         digest = digest_of_commit(request)
         repeat = self._set_repeat(request, digest)
-        if repeat is Repeat.SAME:
+        if repeat is commit_rules.Repeat.SAME:
             return [], self._repeats.first_answer(request, digest)
-        if repeat in REJECTED:
-            return [], failed_commit(request, REJECTED[repeat])
+        if repeat in commit_rules.REJECTED:
+            return [], commit_rules.failed_commit(request, commit_rules.REJECTED[repeat])
 
         if not fit.all() or not _are_usable(ids, request.object_id):
-            return [], failed_commit(request, _NOT_FOUND)
+            return [], commit_rules.failed_commit(request, _NOT_FOUND)
         verdicts = self._check_results(request, rows)
         error = verdicts.error()
         if error is not _NONE:
@@ -105,7 +77,7 @@ class Compactions:
         self._objects.require_room(request.object_size, request.stream_objects.object_size)
         return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer(error)
 
-    def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> Repeat:
+    def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> commit_rules.Repeat:
         if request.object_id >= 0:
             return self._repeats.compare_object(request.object_id, digest)
         results = request.stream_objects.object_id
@@ -113,21 +85,25 @@ class Compactions:
             # All results were committed together, so the first one decides.
             return self._repeats.compare((int(results[0]),), digest)
         # Without a result only the sources show that the commit was made.
-        gone = self._were_destroyed(request.compacted_object_ids, dropped=EMPTY_COLUMN)
-        return Repeat.SAME if gone else Repeat.NEW
+        gone = self._were_destroyed(request.compacted_object_ids, dropped=values.EMPTY_COLUMN)
+        return commit_rules.Repeat.SAME if gone else commit_rules.Repeat.NEW
 
-    def _were_destroyed(self, ids: Int64Column, dropped: Int64Column) -> bool:
+    def _were_destroyed(self, ids: values.Int64Column, dropped: values.Int64Column) -> bool:
         """Return whether all sources of a compaction without result were destroyed.
 
         Objects in `dropped` need not have been committed, but at least one source must.
         """
         states = self._objects.states(ids)
-        gone = (states == ObjectState.MARK_DESTROYED) | (states == ObjectState.REMOVED)
+        gone = (states == values.ObjectState.MARK_DESTROYED) | (
+            states == values.ObjectState.REMOVED
+        )
         committed = self._objects.was_committed(ids)
-        excused = (states == ObjectState.MARK_DESTROYED) & np.isin(ids, dropped)
+        excused = (states == values.ObjectState.MARK_DESTROYED) & np.isin(ids, dropped)
         return bool(gone.all() and committed.any() and (committed | excused).all())
 
-    def _check_results(self, request: CommitStreamSetObject, rows: Int64Column) -> Verdicts:
+    def _check_results(
+        self, request: CommitStreamSetObject, rows: values.Int64Column
+    ) -> commit_rules.Verdicts:
         ranges, others = request.ranges, request.stream_objects
         stream_id = np.concatenate((ranges.stream_id, others.stream_id))
         outputs = StreamSpans(
@@ -139,11 +115,11 @@ class Compactions:
         of_ranges, of_others = np.split(verdicts, [len(ranges.stream_id)])
         if len(others.object_id):
             self._repeats.reject_unusable(others.object_id, of_others)
-        return Verdicts(of_ranges, of_others, covered)
+        return commit_rules.Verdicts(of_ranges, of_others, covered)
 
     def _check_outputs(
         self, outputs: StreamSpans, sources: StreamSpans
-    ) -> tuple[Int64Column, bool]:
+    ) -> tuple[values.Int64Column, bool]:
         """Check outputs, which do not overlap, against the live parts of their sources."""
         verdicts = np.zeros(len(outputs), dtype=np.int64)
         issued = np.flatnonzero(outputs.stream_id < len(self._streams))
@@ -159,11 +135,11 @@ class Compactions:
         rows = rows[order]
         parts = StreamSpans(outputs.stream_id[rows], starts[live][order], outputs.end_offset[rows])
 
-        outside, covered = check_coverage(parts, sources)
+        outside, covered = commit_rules.check_coverage(parts, sources)
         verdicts[rows[outside]] = ErrorCode.OFFSET_NOT_MATCHED
         return verdicts, covered
 
-    def _live_parts(self, rows: Int64Column) -> StreamSpans:
+    def _live_parts(self, rows: values.Int64Column) -> StreamSpans:
         """Return the parts of objects above the starts of existing streams."""
         spans = self._objects.spans(rows)
         starts = self._streams.live_starts(spans)
@@ -172,7 +148,7 @@ class Compactions:
         return parts if np.count_nonzero(live) == len(live) else parts.take(live)
 
     def _set_records(
-        self, request: CommitStreamSetObject, rows: Int64Column, digest: int, now_ms: int
+        self, request: CommitStreamSetObject, rows: values.Int64Column, digest: int, now_ms: int
     ) -> Iterator[rec.Record]:
         bounds = self._objects.time_bounds(rows)
         if request.object_id >= 0:
@@ -194,10 +170,10 @@ class Compactions:
 
     def decide_stream_object(
         self, request: CommitStreamObject, now_ms: int
-    ) -> tuple[list[rec.Record], CommitStreamObjectAnswer]:
+    ) -> tuple[list[rec.Record], answers.CommitStreamObjectAnswer]:
         """Decide a compaction of stream objects. The request is well-formed."""
         records, error = self._decide_stream_object(request, now_ms)
-        return records, CommitStreamObjectAnswer(error=error)
+        return records, answers.CommitStreamObjectAnswer(error=error)
 
     def _decide_stream_object(
         self, request: CommitStreamObject, now_ms: int
@@ -218,47 +194,51 @@ class Compactions:
         sources = _Sources(ids, rows, _read_operations(request))
         digest = digest_of_merge(request)
         repeat = self._merge_repeat(request, sources, digest)
-        if repeat is Repeat.SAME:
+        if repeat is commit_rules.Repeat.SAME:
             return [], _NONE
-        if repeat in REJECTED:
-            return [], REJECTED[repeat]
+        if repeat in commit_rules.REJECTED:
+            return [], commit_rules.REJECTED[repeat]
 
         error = self._source_error(request, sources, fit)
         if error is not _NONE:
             return [], error
 
-        self._objects.require_room(request.object_size, EMPTY_COLUMN)
+        self._objects.require_room(request.object_size, values.EMPTY_COLUMN)
         return list(self._stream_object_records(request, sources, digest, now_ms)), _NONE
 
     def _merge_repeat(
         self, request: CommitStreamObject, sources: "_Sources", digest: int
-    ) -> Repeat:
+    ) -> commit_rules.Repeat:
         if request.object_id >= 0:
             return self._repeats.compare_object(request.object_id, digest)
-        dropped = sources.ids[sources.operations == SourceOperation.DELETE]
-        return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
+        dropped = sources.ids[sources.operations == values.SourceOperation.DELETE]
+        return (
+            commit_rules.Repeat.SAME
+            if self._were_destroyed(sources.ids, dropped)
+            else commit_rules.Repeat.NEW
+        )
 
     def _source_error(
-        self, request: CommitStreamObject, sources: "_Sources", fit: Mask
+        self, request: CommitStreamObject, sources: "_Sources", fit: values.Mask
     ) -> ErrorCode:
         rows = sources.rows
         # A source that was never committed may be dropped, but contributes no data.
-        dropped = self._objects.are_in_state(rows, ObjectState.PREPARED)
-        dropped &= sources.operations == SourceOperation.DELETE
+        dropped = self._objects.are_in_state(rows, values.ObjectState.PREPARED)
+        dropped &= sources.operations == values.SourceOperation.DELETE
         if not (fit | dropped).all() or not _are_usable(sources.ids, request.object_id):
             return _NOT_FOUND
 
-        kept = sources.operations == SourceOperation.KEEP_DATA
+        kept = sources.operations == values.SourceOperation.KEEP_DATA
         # A composite has no data of its own that another composite could link to.
-        if (self._objects.kinds(rows[kept]) == ObjectKind.COMPOSITE).any():
+        if (self._objects.kinds(rows[kept]) == values.ObjectKind.COMPOSITE).any():
             return ErrorCode.INVALID_REQUEST
 
         outputs = StreamSpans()
         if request.object_id >= 0:
             outputs = StreamSpans(
-                column([request.stream_id]),
-                column([request.start_offset]),
-                column([request.end_offset]),
+                values.column([request.stream_id]),
+                values.column([request.start_offset]),
+                values.column([request.end_offset]),
             )
         verdicts, covered = self._check_outputs(outputs, self._live_parts(rows))
         return _NONE if covered and not verdicts.any() else ErrorCode.OFFSET_NOT_MATCHED
@@ -268,35 +248,35 @@ class Compactions:
     ) -> Iterator[rec.Record]:
         composite = False
         if request.object_id >= 0:
-            composite = request.attributes & KIND_MASK == COMPOSITE_BITS
+            composite = request.attributes & values.KIND_MASK == values.COMPOSITE_BITS
             committed = sources.rows[
-                self._objects.are_in_state(sources.rows, ObjectState.COMMITTED)
+                self._objects.are_in_state(sources.rows, values.ObjectState.COMMITTED)
             ]
             facts = _result_facts(request, self._objects.time_bounds(committed))
             yield rec.StreamObjectsCommitted(
                 committed_at_ms=now_ms,
-                object_id=column([request.object_id]),
-                object_size=column([request.object_size]),
-                attributes=column([request.attributes]),
-                stream_id=column([request.stream_id]),
-                start_offset=column([request.start_offset]),
-                end_offset=column([request.end_offset]),
+                object_id=values.column([request.object_id]),
+                object_size=values.column([request.object_size]),
+                attributes=values.column([request.attributes]),
+                stream_id=values.column([request.stream_id]),
+                start_offset=values.column([request.start_offset]),
+                end_offset=values.column([request.end_offset]),
                 content_digest=digest,
                 **facts.columns(),
             )
 
         # A composite keeps linked objects of its sources whose data it still covers.
         kept_above = request.start_offset if composite else None
-        linked = [sources.with_operation(SourceOperation.KEEP_DATA)]
+        linked = [sources.with_operation(values.SourceOperation.KEEP_DATA)]
         destroyed: list[rec.ObjectsDestroyed] = []
 
-        for operation in (SourceOperation.DELETE, SourceOperation.DEEP_DELETE):
+        for operation in (values.SourceOperation.DELETE, values.SourceOperation.DEEP_DELETE):
             named = sources.with_operation(operation)
             kept, gone = self._links_of(named, kept_above)
             linked.append(kept)
             ids = np.concatenate((named, gone))
             if len(ids):
-                deep = operation is SourceOperation.DEEP_DELETE
+                deep = operation is values.SourceOperation.DEEP_DELETE
                 destroyed.append(
                     rec.ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms, deep=deep)
                 )
@@ -308,12 +288,12 @@ class Compactions:
         yield from destroyed
 
     def _links_of(
-        self, composites: Int64Column, kept_above: int | None
-    ) -> tuple[Int64Column, Int64Column]:
+        self, composites: values.Int64Column, kept_above: int | None
+    ) -> tuple[values.Int64Column, values.Int64Column]:
         """Return the objects linked to composites: those that end above an offset, and the rest."""
         ids = self._objects.list_linked(composites)
         if kept_above is None or not len(ids):
-            return EMPTY_COLUMN, ids
+            return values.EMPTY_COLUMN, ids
         # A linked object has one range.
         kept = self._objects.spans(self._objects.rows(ids)).end_offset > kept_above
         return ids[kept], ids[~kept]
@@ -323,12 +303,12 @@ class Compactions:
     def _replace_attributes(
         self,
         request: CommitStreamSetObject | CommitStreamObject,
-        rows: Int64Column,
-        fit: Mask,
+        rows: values.Int64Column,
+        fit: values.Mask,
     ) -> tuple[list[rec.Record], ErrorCode]:
         if rows[0] < 0:
             return [], ErrorCode.OBJECT_NOT_EXIST
-        if not self._objects.are_in_state(rows, ObjectState.COMMITTED)[0]:
+        if not self._objects.are_in_state(rows, values.ObjectState.COMMITTED)[0]:
             return [], ErrorCode.OBJECT_NOT_COMMITTED
         if not fit[0]:
             return [], _NOT_FOUND
@@ -343,13 +323,13 @@ class Compactions:
 class _Sources:
     """Sources of a compaction of stream objects, with the operation on each."""
 
-    ids: Int64Column
-    rows: Int64Column
-    operations: Int64Column
+    ids: values.Int64Column
+    rows: values.Int64Column
+    operations: values.Int64Column
 
-    def with_operation(self, operation: SourceOperation) -> Int64Column:
+    def with_operation(self, operation: values.SourceOperation) -> values.Int64Column:
         """Return the ids of sources with an operation."""
-        named: Int64Column = self.ids[self.operations == operation]
+        named: values.Int64Column = self.ids[self.operations == operation]
         return named
 
 
@@ -361,7 +341,9 @@ def _result_facts(
     return facts_of_one(*bounds, request.crc32c)
 
 
-def _fill_bounds(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObjectColumns:
+def _fill_bounds(
+    rows: values.StreamObjectColumns, bounds: tuple[int, int]
+) -> values.StreamObjectColumns:
     """Return the rows with these time bounds where their own are unknown."""
     low, high = bounds
     if high == UNKNOWN:
@@ -378,13 +360,15 @@ def _fill_bounds(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamOb
     )
 
 
-def _read_operations(request: CommitStreamObject) -> Int64Column:
+def _read_operations(request: CommitStreamObject) -> values.Int64Column:
     if request.operations:
-        return column(request.operations)
-    return np.full(len(request.source_object_ids), int(SourceOperation.DELETE), dtype=np.int64)
+        return values.column(request.operations)
+    return np.full(
+        len(request.source_object_ids), int(values.SourceOperation.DELETE), dtype=np.int64
+    )
 
 
-def _are_usable(ids: Int64Column, object_id: int) -> bool:
+def _are_usable(ids: values.Int64Column, object_id: int) -> bool:
     """Return whether no source appears twice or is the result."""
     named = set(ids.tolist())
     return len(named) == len(ids) and object_id not in named

@@ -88,24 +88,16 @@ def _of_key(namespace: str, key: str) -> str:
     return f"key/{len(namespace)}/{len(key)}/{namespace}/{key}/"
 
 
+@dataclass(eq=False)
 class NamedObjects:
     """Decisions and queries about named objects. Replay is up to keys and objects."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        streams: Streams,
-        objects: ObjectQueries,
-        kvs: KVs,
-        repeats: Repeats,
-        level: FeatureLevel,
-    ) -> None:
-        self._nodes = nodes
-        self._streams = streams
-        self._objects = objects
-        self._kvs = kvs
-        self._repeats = repeats
-        self._level = level
+    _nodes: Nodes
+    _streams: Streams
+    _objects: ObjectQueries
+    _kvs: KVs
+    _repeats: Repeats
+    _level: FeatureLevel
 
     # ---- deciding ----
 

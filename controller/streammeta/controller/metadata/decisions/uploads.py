@@ -6,101 +6,77 @@ decided upload by upload, each with the effects of the preceding ones. The rules
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.features import FIELDS
-from streammeta.controller.metadata.api.answers import (
-    CommitStreamSetObjectAnswer,
-    CommitUploadsAnswer,
-)
+from streammeta.controller.metadata.api import answers
 from streammeta.controller.metadata.api.request_identity import (
     NO_DIGEST,
     digest_of_commit,
     digests_of_uploads,
 )
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.metadata.decisions.commit_rules import (
-    REJECTED,
-    Ahead,
-    Continuity,
-    Repeat,
-    Repeats,
-    Verdicts,
-    failed_commit,
-    has_twins,
-)
+from streammeta.controller.metadata.decisions import commit_rules
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.objects import Objects
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.metadata.tables.object_facts import Facts, facts_of_one, select_facts
 from streammeta.controller.metadata.tables.tables import Undo
-from streammeta.controller.metadata.tables.values import (
-    Int64Column,
-    Mask,
-    ObjectState,
-    OnConflict,
-    RangeColumns,
-    StreamObjectColumns,
-)
 from streammeta.controller.records import record as rec
 
 # Looking enum members up is slow, and every commit needs these.
 _NONE = ErrorCode.NONE
-_PREPARED = int(ObjectState.PREPARED)
+_PREPARED = int(values.ObjectState.PREPARED)
 
 _DIGESTS_OF_LEFT_OUT_ROWS = FIELDS["CommitRowsRejectedRecord", "content_digest"]
 """Feature level from which left-out rows are remembered with their commit's digest."""
 
 
+@dataclass(eq=False)
 class Uploads:
     """Decisions on CommitUploads and CommitStreamSetObject, and replay of every commit."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        streams: Streams,
-        objects: Objects,
-        repeats: Repeats,
-        feature_level: FeatureLevel,
-    ) -> None:
-        self._nodes = nodes
-        self._streams = streams
-        self._objects = objects
-        self._repeats = repeats
-        self._feature_level = feature_level
-        self._continuity = Continuity(streams)
+    _nodes: Nodes
+    _streams: Streams
+    _objects: Objects
+    _repeats: commit_rules.Repeats
+    _feature_level: FeatureLevel
+
+    def __post_init__(self) -> None:
+        self._continuity = commit_rules.Continuity(self._streams)
 
     # ---- deciding one upload ----
 
     def decide(
         self, request: CommitStreamSetObject, now_ms: int
-    ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
+    ) -> tuple[list[rec.Record], answers.CommitStreamSetObjectAnswer]:
         """Decide an upload. The request is well-formed and not a compaction."""
         error = self._nodes.check(
             request.node, fence_failover=not request.failover, recoverer=request.recoverer
         )
         if error is not _NONE:
-            return [], failed_commit(request, error)
+            return [], commit_rules.failed_commit(request, error)
 
         if request.order_id < 0 <= request.object_id:
             request = replace(request, order_id=request.object_id)
 
         digest = digest_of_commit(request)
         repeat = self._repeat_of(request, digest)
-        if repeat is Repeat.SAME:
+        if repeat is commit_rules.Repeat.SAME:
             return [], self._repeats.first_answer(request, digest)
-        if repeat in REJECTED:
-            return [], failed_commit(request, REJECTED[repeat])
+        if repeat in commit_rules.REJECTED:
+            return [], commit_rules.failed_commit(request, commit_rules.REJECTED[repeat])
 
         verdicts = self._check(request)
         error = verdicts.error()
         if error is not _NONE and (
-            request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
+            request.on_conflict is values.OnConflict.REJECT_ALL or not verdicts.any_valid()
         ):
             return [], verdicts.answer(error)
 
@@ -113,29 +89,33 @@ class Uploads:
             records.append(_rejection_record(request, verdicts, left_out_of))
         return records, verdicts.answer(_NONE)
 
-    def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> Repeat:
+    def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> commit_rules.Repeat:
         if request.object_id >= 0:
             return self._repeats.compare_object(request.object_id, digest)
         return self._repeats.compare(request.stream_objects.object_id.tolist(), digest)
 
-    def _check(self, request: CommitStreamSetObject) -> Verdicts:
+    def _check(self, request: CommitStreamSetObject) -> commit_rules.Verdicts:
         rows = request.stream_objects
         ranges = self._check_rows(request.node.node_id, request.ranges)
         if not len(rows.stream_id):
-            return Verdicts(ranges)
+            return commit_rules.Verdicts(ranges)
         verdicts = self._check_rows(request.node.node_id, rows)
         self._repeats.reject_unusable(rows.object_id, verdicts)
-        return Verdicts(ranges, verdicts)
+        return commit_rules.Verdicts(ranges, verdicts)
 
-    def _check_rows(self, node_id: int, rows: RangeColumns) -> Int64Column:
+    def _check_rows(self, node_id: int, rows: values.RangeColumns) -> values.Int64Column:
         owed = self._streams.pending_of(node_id)
         may_be_simple = len(rows.stream_id) and not len(owed)
         if may_be_simple and self._continuity.all_continue(node_id, rows, repeats=False):
             return np.zeros(len(rows.stream_id), dtype=np.int64)
-        return self._continuity.check(node_id, rows, Ahead(owed))
+        return self._continuity.check(node_id, rows, commit_rules.Ahead(owed))
 
     def _records(
-        self, request: CommitStreamSetObject, verdicts: Verdicts, digest: int, now_ms: int
+        self,
+        request: CommitStreamSetObject,
+        verdicts: commit_rules.Verdicts,
+        digest: int,
+        now_ms: int,
     ) -> Iterator[rec.Record]:
         ranges = request.ranges
 
@@ -160,7 +140,7 @@ class Uploads:
             yield from _owed_changes(request.node.node_id, owed, after)
 
     def stream_object_records(
-        self, rows: StreamObjectColumns, valid: Mask, digest: int, now_ms: int
+        self, rows: values.StreamObjectColumns, valid: values.Mask, digest: int, now_ms: int
     ) -> Iterator[rec.Record]:
         """Yield the records that commit the valid rows and destroy objects of deleted streams.
 
@@ -191,11 +171,11 @@ class Uploads:
 
     def decide_batch(
         self, request: CommitUploads, now_ms: int
-    ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
+    ) -> tuple[list[rec.Record], answers.CommitUploadsAnswer]:
         """Decide uploads one after the other. The request is well-formed."""
         error = self._nodes.check(request.node)
         if error is not _NONE:
-            return [], CommitUploadsAnswer(
+            return [], answers.CommitUploadsAnswer(
                 errors=np.full(len(request.object_id), int(error)),
                 range_errors=np.full(len(request.ranges.stream_id), int(error)),
             )
@@ -205,7 +185,7 @@ class Uploads:
             return self._decide_in_turn(request, digests, now_ms)
         self._objects.require_room(0, request.object_size)
         record = uploads_record(request, digests, now_ms)
-        return [record], CommitUploadsAnswer(
+        return [record], answers.CommitUploadsAnswer(
             errors=np.zeros(len(request.object_id), dtype=np.int64),
             range_errors=np.zeros(len(request.ranges.stream_id), dtype=np.int64),
         )
@@ -223,11 +203,11 @@ class Uploads:
         return bool(np.count_nonzero(self._objects.states(ids) == _PREPARED) == len(ids))
 
     def _decide_in_turn(
-        self, request: CommitUploads, digests: Int64Column, now_ms: int
-    ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
+        self, request: CommitUploads, digests: values.Int64Column, now_ms: int
+    ) -> tuple[list[rec.Record], answers.CommitUploadsAnswer]:
         node_id = request.node.node_id
         owed = self._streams.pending_of(node_id)
-        turn = Ahead(owed)
+        turn = commit_rules.Ahead(owed)
         count, rows = request.range_count, request.ranges
         errors = np.zeros(len(count), dtype=np.int64)
         row_errors = np.zeros(len(rows.stream_id), dtype=np.int64)
@@ -239,14 +219,16 @@ class Uploads:
         ):
             part = slice(stop - int(count[index]), stop)
             repeat = self._repeats.compare_object(object_id, int(digests[index]))
-            if repeat in REJECTED:
-                errors[index] = row_errors[part] = REJECTED[repeat]
-            elif repeat is Repeat.SAME:
+            if repeat in commit_rules.REJECTED:
+                errors[index] = row_errors[part] = commit_rules.REJECTED[repeat]
+            elif repeat is commit_rules.Repeat.SAME:
                 row_errors[part] = self._repeats.range_verdicts(
                     object_id, rows.stream_id[part], int(digests[index])
                 )
             else:
-                verdicts = Verdicts(self._take_turn(node_id, rows.ranges_at(part), turn))
+                verdicts = commit_rules.Verdicts(
+                    self._take_turn(node_id, rows.ranges_at(part), turn)
+                )
                 row_errors[part] = verdicts.ranges
                 errors[index] = verdicts.error()
                 accepted[index] = not errors[index]
@@ -257,9 +239,11 @@ class Uploads:
             self._objects.require_room(0, chosen.object_size)
             records.append(uploads_record(chosen, digests[accepted], now_ms))
             records.extend(_owed_changes(node_id, owed, turn.owed))
-        return records, CommitUploadsAnswer(errors=errors, range_errors=row_errors)
+        return records, answers.CommitUploadsAnswer(errors=errors, range_errors=row_errors)
 
-    def _take_turn(self, node_id: int, rows: RangeColumns, turn: Ahead) -> Int64Column:
+    def _take_turn(
+        self, node_id: int, rows: values.RangeColumns, turn: commit_rules.Ahead
+    ) -> values.Int64Column:
         """Check one upload and, if it is accepted, apply its effects to `turn`."""
         verdicts = self._continuity.check(node_id, rows, turn)
         if np.count_nonzero(verdicts):
@@ -293,7 +277,7 @@ class Uploads:
         expected = self._streams.end_offsets(ranges.stream_id)
         if np.count_nonzero(ranges.start_offset == expected) == len(expected):
             return False
-        return has_twins(ranges.stream_id)
+        return commit_rules.has_twins(ranges.stream_id)
 
     def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> None:
         """Replay `StreamObjectsCommitted`."""
@@ -301,7 +285,11 @@ class Uploads:
         self._advance(record.stream_id, record.end_offset, rows, undo)
 
     def _advance(
-        self, streams: Int64Column, ends: Int64Column, rows: Int64Column, undo: Undo
+        self,
+        streams: values.Int64Column,
+        ends: values.Int64Column,
+        rows: values.Int64Column,
+        undo: Undo,
     ) -> None:
         """Raise the ends of streams and add range rows to their lists.
 
@@ -321,7 +309,7 @@ class Uploads:
         self._objects.link_ranges(streams, rows, ends > before, undo)
 
 
-def _split_turns(stream_id: Int64Column) -> list[Int64Column]:
+def _split_turns(stream_id: values.Int64Column) -> list[values.Int64Column]:
     """Split rows so that no part has a stream twice: first occurrences, then second ones, ..."""
     order = np.argsort(stream_id, kind="stable")
     ids = stream_id[order]
@@ -333,7 +321,7 @@ def _split_turns(stream_id: Int64Column) -> list[Int64Column]:
 
 def stream_set_object_record(
     request: CommitStreamSetObject,
-    ranges: RangeColumns,
+    ranges: values.RangeColumns,
     facts: Facts,
     digest: int,
     now_ms: int,
@@ -357,7 +345,7 @@ def stream_set_object_record(
 
 
 def uploads_record(
-    request: CommitUploads, digests: Int64Column, now_ms: int
+    request: CommitUploads, digests: values.Int64Column, now_ms: int
 ) -> rec.StreamSetObjectsCommitted:
     """Return the record that commits all stream set objects of a request."""
     return rec.StreamSetObjectsCommitted(
@@ -375,7 +363,7 @@ def uploads_record(
     )
 
 
-def select_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
+def select_uploads(request: CommitUploads, chosen: values.Mask) -> CommitUploads:
     """Return a request with a subset of its uploads."""
     return CommitUploads(
         node=request.node,
@@ -403,7 +391,7 @@ def _owed_changes(
 
 
 def _rejection_record(
-    request: CommitStreamSetObject, verdicts: Verdicts, digest: int
+    request: CommitStreamSetObject, verdicts: commit_rules.Verdicts, digest: int
 ) -> rec.CommitRowsRejected:
     bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
     rows = request.stream_objects

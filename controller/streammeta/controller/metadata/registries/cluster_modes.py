@@ -12,12 +12,7 @@ continues.
 
 from __future__ import annotations
 
-from streammeta.controller.errors import (
-    FeatureLevelError,
-    InvariantError,
-    NewerLogError,
-    RecoveringError,
-)
+from streammeta.controller import errors
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, data_changes
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import FinishRestoreAnswer, SetFeatureLevelAnswer
@@ -45,7 +40,7 @@ class FeatureLevel:
             FeatureLevelError: the cluster is below it.
         """
         if self._current < level:
-            raise FeatureLevelError(
+            raise errors.FeatureLevelError(
                 level,
                 f"{what} need feature level {level}, and the cluster is at {self._current}: raise "
                 "it once all controllers run this version (streammeta features upgrade)",
@@ -73,11 +68,11 @@ class FeatureLevel:
             NewerLogError: this version does not support it.
         """
         if record.level == self._current or data_changes(record.level, self._current):
-            raise InvariantError(
+            raise errors.InvariantError(
                 f"record sets feature level {record.level}, but it is {self._current}"
             )
         if not self._levels.include(record.level):
-            raise NewerLogError(
+            raise errors.NewerLogError(
                 f"the cluster is at feature level {record.level}, and this version runs at "
                 f"{self._levels}: start a version that runs at level {record.level}"
             )
@@ -136,7 +131,7 @@ class Recovery:
             RecoveringError: it must wait for the end of recovery mode.
         """
         if self._undecided is not None and type(request) not in ALLOWED:
-            raise RecoveringError
+            raise errors.RecoveringError
 
     def decide_finish(
         self, _request: requests.FinishRestore
@@ -155,7 +150,7 @@ class Recovery:
         """
         below = None if self._undecided is None else self._undecided[1]
         if record.undecided_below != below:
-            raise InvariantError(
+            raise errors.InvariantError(
                 f"record ends a recovery below {record.undecided_below}, but it is below {below}"
             )
         undo.assign(self, "_undecided", None)

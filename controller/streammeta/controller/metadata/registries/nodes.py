@@ -11,17 +11,7 @@ from dataclasses import dataclass, replace
 
 from streammeta.controller.errors import ErrorCode, LimitExceededError
 from streammeta.controller.features import FIELDS
-from streammeta.controller.metadata.api.answers import (
-    AssignRecoveriesAnswer,
-    ErrorAnswer,
-    NodeIdAnswer,
-)
-from streammeta.controller.metadata.api.request_identity import (
-    REQUESTS_MAX,
-    IssuedIds,
-    RequestKey,
-    RequestKind,
-)
+from streammeta.controller.metadata.api import answers, request_identity
 from streammeta.controller.metadata.api.requests import (
     AssignRecoveries,
     GetNextNodeId,
@@ -35,15 +25,7 @@ from streammeta.controller.metadata.tables.epochs import check_growth
 from streammeta.controller.metadata.tables.shared_views import Window, WindowView
 from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import INT32_MAX, NodeIdentity, Tags
-from streammeta.controller.records.record import (
-    NodeEpochSet,
-    NodeIdIssued,
-    NodeLocked,
-    NodeRegistered,
-    NodeSupervised,
-    NodeUnregistered,
-    RecoveryAssigned,
-)
+from streammeta.controller.records import record as rec
 
 _PROCESS_IDS = FIELDS["NodeRegisteredRecord", "process_id"]
 """Feature level from which processes of one epoch are distinguished."""
@@ -80,7 +62,7 @@ class NodesView:
     in_order: list[Node]
     last_issued_id: int
     free_ids: frozenset[int]
-    requests: WindowView[RequestKey, IssuedIds]
+    requests: WindowView[request_identity.RequestKey, request_identity.IssuedIds]
 
 
 class Nodes:
@@ -93,7 +75,9 @@ class Nodes:
         self._departed: set[int] = set()
         self._free_ids: frozenset[int] = frozenset()
         self._last_issued_id = -1
-        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._requests: Window[request_identity.RequestKey, request_identity.IssuedIds] = Window(
+            request_identity.REQUESTS_MAX
+        )
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -166,7 +150,9 @@ class Nodes:
 
     # ---- deciding ----
 
-    def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:
+    def decide_register(
+        self, request: RegisterNode
+    ) -> tuple[rec.NodeRegistered | None, answers.ErrorAnswer]:
         """Create or replace a node unless a newer process, or another of its epoch, registered.
 
         A fenced or unregistered process cannot register again, but a newer one can.
@@ -175,7 +161,7 @@ class Nodes:
         node = self._nodes.get(identity.node_id)
         error = self._check_registration(identity)
         if error is not ErrorCode.NONE:
-            return None, ErrorAnswer(error=error)
+            return None, answers.ErrorAnswer(error=error)
         _check_growth(identity, node)
 
         # A process without an id may have registered before its broker was upgraded.
@@ -183,10 +169,10 @@ class Nodes:
         if node is not None and node.node_epoch == identity.node_epoch and node.process_id:
             process_id = process_id or node.process_id
             if process_id != node.process_id:
-                return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+                return None, answers.ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
 
         tags = tuple(sorted(request.tags))
-        answer = ErrorAnswer(error=ErrorCode.NONE)
+        answer = answers.ErrorAnswer(error=ErrorCode.NONE)
         known = (identity.node_epoch, request.wal_config, tags, process_id)
         if node is not None and known == (
             node.node_epoch,
@@ -196,7 +182,7 @@ class Nodes:
         ):
             return None, answer
 
-        record = NodeRegistered(
+        record = rec.NodeRegistered(
             node_id=identity.node_id,
             node_epoch=identity.node_epoch,
             wal_config=request.wal_config,
@@ -207,7 +193,7 @@ class Nodes:
 
     def decide_epoch(
         self, identity: NodeIdentity, *, failover: bool
-    ) -> tuple[NodeEpochSet | None, ErrorCode]:
+    ) -> tuple[rec.NodeEpochSet | None, ErrorCode]:
         """Set a node's epoch and failover flag unless a newer process has registered.
 
         Only a newer process ends a failover: a fenced process cannot lift its own fence.
@@ -222,7 +208,7 @@ class Nodes:
         if node is not None and (node.node_epoch, node.failover) == known:
             return None, ErrorCode.NONE
 
-        record = NodeEpochSet(
+        record = rec.NodeEpochSet(
             node_id=identity.node_id, node_epoch=identity.node_epoch, failover=failover
         )
         return record, ErrorCode.NONE
@@ -239,7 +225,7 @@ class Nodes:
 
     def decide_unregister(
         self, identity: NodeIdentity, *, owes_streams: bool
-    ) -> tuple[NodeUnregistered | None, ErrorAnswer]:
+    ) -> tuple[rec.NodeUnregistered | None, answers.ErrorAnswer]:
         """Forget a node, or mark it departed.
 
         `owes_streams`: it has open streams or pending uploads. The answer for a forgotten or
@@ -248,42 +234,48 @@ class Nodes:
         error = self.check(identity, fence_failover=False)
         node = self._nodes.get(identity.node_id)
         if node is None:
-            return None, ErrorAnswer(error=ErrorCode.NONE)
+            return None, answers.ErrorAnswer(error=ErrorCode.NONE)
         if error is ErrorCode.NONE and owes_streams:
             error = ErrorCode.STREAM_NOT_CLOSED
         # A lock reserves the node's streams for its return.
         if error is ErrorCode.NONE and node.locked:
             error = ErrorCode.NODE_LOCKED
         if error is not ErrorCode.NONE or node.departed:
-            return None, ErrorAnswer(error=error)
-        return NodeUnregistered(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
+            return None, answers.ErrorAnswer(error=error)
+        return rec.NodeUnregistered(node_id=node.node_id), answers.ErrorAnswer(error=ErrorCode.NONE)
 
-    def decide_lock(self, request: SetNodeLock) -> tuple[NodeLocked | None, ErrorAnswer]:
+    def decide_lock(
+        self, request: SetNodeLock
+    ) -> tuple[rec.NodeLocked | None, answers.ErrorAnswer]:
         """Lock or unlock a node."""
         node = self._nodes.get(request.node_id)
         if node is None:
-            return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
-        answer = ErrorAnswer(error=ErrorCode.NONE)
+            return None, answers.ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        answer = answers.ErrorAnswer(error=ErrorCode.NONE)
         if node.locked == request.locked:
             return None, answer
-        return NodeLocked(node_id=request.node_id, locked=request.locked), answer
+        return rec.NodeLocked(node_id=request.node_id, locked=request.locked), answer
 
-    def decide_supervise(self, request: SuperviseNode) -> tuple[NodeSupervised | None, ErrorAnswer]:
+    def decide_supervise(
+        self, request: SuperviseNode
+    ) -> tuple[rec.NodeSupervised | None, answers.ErrorAnswer]:
         """Remember that a node sends heartbeats."""
         error = self.check(request.node)
         node = self._nodes.get(request.node.node_id)
         if error is not ErrorCode.NONE or node is None or node.supervised:
-            return None, ErrorAnswer(error=error)
-        return NodeSupervised(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
+            return None, answers.ErrorAnswer(error=error)
+        return rec.NodeSupervised(node_id=node.node_id), answers.ErrorAnswer(error=ErrorCode.NONE)
 
-    def decide_next_id(self, request: GetNextNodeId) -> tuple[NodeIdIssued | None, NodeIdAnswer]:
+    def decide_next_id(
+        self, request: GetNextNodeId
+    ) -> tuple[rec.NodeIdIssued | None, answers.NodeIdAnswer]:
         """Issue the smallest id that is free again, or one above all others."""
         issued = self._requests.get(_request_key(request.request_id))
         if issued is not None:
-            return None, NodeIdAnswer(node_id=issued.first_id)
+            return None, answers.NodeIdAnswer(node_id=issued.first_id)
         node_id = self._next_id()
-        record = NodeIdIssued(request_id=request.request_id, node_id=node_id)
-        return record, NodeIdAnswer(node_id=node_id)
+        record = rec.NodeIdIssued(request_id=request.request_id, node_id=node_id)
+        return record, answers.NodeIdAnswer(node_id=node_id)
 
     def _next_id(self) -> int:
         if self._free_ids:
@@ -304,7 +296,7 @@ class Nodes:
 
     def decide_recoveries(
         self, request: AssignRecoveries
-    ) -> tuple[list[RecoveryAssigned], AssignRecoveriesAnswer]:
+    ) -> tuple[list[rec.RecoveryAssigned], answers.AssignRecoveriesAnswer]:
         """Assign recoveries of processes that are still the newest of their node."""
         records = []
         for target in request.targets:
@@ -313,12 +305,14 @@ class Nodes:
             if node is None or node.node_epoch != target.node_epoch:
                 continue
             if node.recovered_by != target.target_id:
-                records.append(RecoveryAssigned(node_id=node.node_id, target_id=target.target_id))
-        return records, AssignRecoveriesAnswer(assigned=len(records))
+                records.append(
+                    rec.RecoveryAssigned(node_id=node.node_id, target_id=target.target_id)
+                )
+        return records, answers.AssignRecoveriesAnswer(assigned=len(records))
 
     # ---- replaying ----
 
-    def replay_registered(self, record: NodeRegistered, undo: Undo) -> None:
+    def replay_registered(self, record: rec.NodeRegistered, undo: Undo) -> None:
         """Replay `NodeRegistered`."""
         before = self._of_epoch(record.node_id, record.node_epoch)
         after = replace(
@@ -329,7 +323,7 @@ class Nodes:
         )
         self._set(after, undo)
 
-    def replay_epoch_set(self, record: NodeEpochSet, undo: Undo) -> None:
+    def replay_epoch_set(self, record: rec.NodeEpochSet, undo: Undo) -> None:
         """Replay `NodeEpochSet`."""
         before = self._of_epoch(record.node_id, record.node_epoch)
         self._set(replace(before, failover=record.failover), undo)
@@ -351,7 +345,7 @@ class Nodes:
             process_id="",
         )
 
-    def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
+    def replay_unregistered(self, record: rec.NodeUnregistered, undo: Undo) -> None:
         """Replay `NodeUnregistered`."""
         # A departed node sends no heartbeats.
         self._set(replace(self._nodes[record.node_id], departed=True, supervised=False), undo)
@@ -369,30 +363,32 @@ class Nodes:
         if free:
             undo.assign(self, "_free_ids", self._free_ids.union(free))
 
-    def replay_locked(self, record: NodeLocked, undo: Undo) -> None:
+    def replay_locked(self, record: rec.NodeLocked, undo: Undo) -> None:
         """Replay `NodeLocked`."""
         self._set(replace(self._nodes[record.node_id], locked=record.locked), undo)
 
-    def replay_supervised(self, record: NodeSupervised, undo: Undo) -> None:
+    def replay_supervised(self, record: rec.NodeSupervised, undo: Undo) -> None:
         """Replay `NodeSupervised`."""
         self._set(replace(self._nodes[record.node_id], supervised=True), undo)
 
-    def replay_recovery_assigned(self, record: RecoveryAssigned, undo: Undo) -> None:
+    def replay_recovery_assigned(self, record: rec.RecoveryAssigned, undo: Undo) -> None:
         """Replay `RecoveryAssigned`."""
         self._set(replace(self._nodes[record.node_id], recovered_by=record.target_id), undo)
 
-    def replay_id_issued(self, record: NodeIdIssued, undo: Undo) -> None:
+    def replay_id_issued(self, record: rec.NodeIdIssued, undo: Undo) -> None:
         """Replay `NodeIdIssued`."""
         undo.assign(self, "_last_issued_id", max(self._last_issued_id, record.node_id))
         undo.assign(self, "_free_ids", self._free_ids - {record.node_id})
-        self._requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
+        self._requests.put(
+            _request_key(record.request_id), request_identity.IssuedIds(record.node_id, 1), undo
+        )
 
     def load(
         self,
         nodes: Iterable[Node],
         last_issued_id: int,
         free_ids: Iterable[int],
-        requests: Iterable[tuple[RequestKey, IssuedIds]],
+        requests: Iterable[tuple[request_identity.RequestKey, request_identity.IssuedIds]],
     ) -> None:
         """Fill an empty registry."""
         for node in nodes:
@@ -422,9 +418,9 @@ class Nodes:
             self._nodes[node_id] = node
 
 
-def _request_key(request_id: str) -> RequestKey:
+def _request_key(request_id: str) -> request_identity.RequestKey:
     # The caller has no node id yet, so only the request id identifies it.
-    return RequestKey(RequestKind.NEXT_NODE_ID, -1, request_id)
+    return request_identity.RequestKey(request_identity.RequestKind.NEXT_NODE_ID, -1, request_id)
 
 
 def _check_growth(identity: NodeIdentity, node: Node | None) -> None:

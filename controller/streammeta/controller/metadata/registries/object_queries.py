@@ -13,22 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata.api import answers
-from streammeta.controller.metadata.api.request_identity import (
-    REMOVED_OBJECTS_MAX,
-    REQUESTS_MAX,
-    IssuedIds,
-    RequestKey,
-)
+from streammeta.controller.metadata.api import answers, request_identity
 from streammeta.controller.metadata.api.requests import ObjectQueryColumns
+from streammeta.controller.metadata.registries import object_indexes
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
-from streammeta.controller.metadata.registries.object_indexes import (
-    ExpiryIndex,
-    NodeObjects,
-    ObjectCounts,
-    ObjectLinks,
-    ids_of_spans,
-)
 from streammeta.controller.metadata.registries.object_ranges import ObjectRanges
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.tables.object_facts import UNKNOWN, ObjectFacts
@@ -82,7 +70,7 @@ class ObjectsView:
     ranges: TableView
     facts: TableView
     next_object_id: int
-    requests: WindowView[RequestKey, IssuedIds]
+    requests: WindowView[request_identity.RequestKey, request_identity.IssuedIds]
     removed: WindowView[int, int]
 
 
@@ -93,20 +81,24 @@ class ObjectQueries:
     objects of each node.
     """
 
-    def __init__(self, set_objects: NodeObjects | None = None) -> None:
+    def __init__(self, set_objects: object_indexes.NodeObjects | None = None) -> None:
         self._table = Table(_OBJECT_COLUMNS)
         self._unused = FreeBlocks()
         self._facts = ObjectFacts()
         self._directory = ObjectDirectory()
         self._ranges = ObjectRanges()
-        self._links = ObjectLinks()
-        self._counts = ObjectCounts()
-        self._set_objects = NodeObjects() if set_objects is None else set_objects
-        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
-        self._removed: Window[int, int] = Window(REMOVED_OBJECTS_MAX)
+        self._links = object_indexes.ObjectLinks()
+        self._counts = object_indexes.ObjectCounts()
+        self._set_objects = object_indexes.NodeObjects() if set_objects is None else set_objects
+        self._requests: Window[request_identity.RequestKey, request_identity.IssuedIds] = Window(
+            request_identity.REQUESTS_MAX
+        )
+        self._removed: Window[int, int] = Window(request_identity.REMOVED_OBJECTS_MAX)
         """Digests of the commits of removed objects."""
-        self._deadlines = ExpiryIndex(lambda ids: self._expiry_times(_PREPARED, ids))
-        self._destroyed = ExpiryIndex(lambda ids: self._expiry_times(_DESTROYED, ids))
+        self._deadlines = object_indexes.ExpiryIndex(lambda ids: self._expiry_times(_PREPARED, ids))
+        self._destroyed = object_indexes.ExpiryIndex(
+            lambda ids: self._expiry_times(_DESTROYED, ids)
+        )
         self._swept: set[int] = set()
 
     # ---- reading ----
@@ -218,7 +210,7 @@ class ObjectQueries:
         parts = [self._links.of(object_id) for object_id in composite_ids.tolist()]
         return np.concatenate((EMPTY_COLUMN, *parts))
 
-    def find_issued(self, key: RequestKey) -> IssuedIds | None:
+    def find_issued(self, key: request_identity.RequestKey) -> request_identity.IssuedIds | None:
         """Return the answer to a remembered PrepareObjects, or None."""
         return self._requests.get(key)
 
@@ -439,7 +431,7 @@ class ObjectQueries:
         left = limit
         for first in range(0, len(spans), _SPANS_AT_ONCE):
             # Spans are only a superset: they may include other nodes' and destroyed objects.
-            ids = ids_of_spans(spans[first : first + _SPANS_AT_ONCE])
+            ids = object_indexes.ids_of_spans(spans[first : first + _SPANS_AT_ONCE])
             rows = self.rows(ids)
             present = (rows >= 0) & (ids > after_id)
             ids, rows = ids[present], rows[present]

@@ -16,18 +16,9 @@ import numpy.typing as npt
 
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata.api.requests import ObjectQueryColumns
+from streammeta.controller.metadata.tables import tables
 from streammeta.controller.metadata.tables.section_checks import VisibleFrom, check_apart, windows
 from streammeta.controller.metadata.tables.stream_index import StreamIndex, bisect_each, range_rows
-from streammeta.controller.metadata.tables.tables import (
-    Array,
-    FreeBlocks,
-    Table,
-    TableView,
-    Undo,
-    block_rows,
-    block_size,
-    roomy_zeros,
-)
 from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Int64Column, Mask
 from streammeta.controller.records.record import StreamObjectsCommitted, StreamSetObjectRanges
 
@@ -48,9 +39,9 @@ class ObjectRanges:
     """Table of ranges and its index by stream."""
 
     def __init__(self) -> None:
-        self._table = Table(_RANGE_COLUMNS)
+        self._table = tables.Table(_RANGE_COLUMNS)
         self._index = StreamIndex()
-        self._unused = FreeBlocks()
+        self._unused = tables.FreeBlocks()
 
     def __len__(self) -> int:
         """Return the number of rows in use, including the padding of blocks."""
@@ -61,7 +52,7 @@ class ObjectRanges:
         """Bytes in use."""
         return self._table.nbytes + self._index.nbytes
 
-    def view(self) -> TableView:
+    def view(self) -> tables.TableView:
         """Return an immutable view of the table."""
         return self._table.view()
 
@@ -72,7 +63,7 @@ class ObjectRanges:
         object_id: Int64Column,
         range_count: Int64Column,
         ranges: StreamSetObjectRanges | StreamObjectsCommitted,
-        undo: Undo,
+        undo: tables.Undo,
     ) -> tuple[Int64Column, Int64Column]:
         """Store the ranges of objects and return each object's first row, and each range's row.
 
@@ -104,8 +95,8 @@ class ObjectRanges:
         self._table.write_cells(at, cells)
         return firsts, rows
 
-    def _allocate_one(self, count: int, undo: Undo) -> int:
-        size = block_size(count)
+    def _allocate_one(self, count: int, undo: tables.Undo) -> int:
+        size = tables.block_size(count)
         if not size:
             return 0
         reused = self._unused.take(size, 1)
@@ -113,8 +104,8 @@ class ObjectRanges:
         undo.append(lambda: self._unused.give(size, np.array([first])))
         return first
 
-    def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
-        sizes = block_rows(counts)
+    def _allocate(self, counts: Int64Column, undo: tables.Undo) -> Int64Column:
+        sizes = tables.block_rows(counts)
         size = int(sizes[0])
         # Objects of a batch mostly need blocks of the same size.
         if len(sizes) == 1 or np.count_nonzero(sizes == size) == len(sizes):
@@ -138,9 +129,9 @@ class ObjectRanges:
         added = start + size * np.arange(fresh, dtype=np.int64)
         return np.concatenate((reused, added)) if len(reused) else added
 
-    def release(self, firsts: Int64Column, counts: Int64Column, undo: Undo) -> None:
+    def release(self, firsts: Int64Column, counts: Int64Column, undo: tables.Undo) -> None:
         """Free the rows of removed objects once the removal is committed."""
-        sizes = block_rows(counts)
+        sizes = tables.block_rows(counts)
         # Rows that are reused earlier could not be restored by an undo.
         undo.when_committed.append(lambda: self._unused.give_each(sizes, firsts))
 
@@ -159,11 +150,11 @@ class ObjectRanges:
 
     # ---- lists by stream ----
 
-    def link_last(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+    def link_last(self, stream_id: Int64Column, rows: Int64Column, undo: tables.Undo) -> None:
         """Append rows to their streams' lists. Requires at most one row per stream."""
         self._index.append(stream_id, rows, undo)
 
-    def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+    def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: tables.Undo) -> None:
         """Insert rows into their streams' lists by end offset.
 
         A compaction may insert several rows of a stream at once.
@@ -206,7 +197,7 @@ class ObjectRanges:
 
         return bisect_each(lows, highs, is_before)
 
-    def unlink(self, rows: Int64Column, undo: Undo) -> None:
+    def unlink(self, rows: Int64Column, undo: tables.Undo) -> None:
         """Remove rows from their streams' lists. Unlisted rows are ignored."""
         # With a mask over the table, testing a listed row is a single look-up.
         dead = np.zeros(len(self._table), dtype=np.bool_)
@@ -219,7 +210,7 @@ class ObjectRanges:
         """Return the length of each stream's list, and the concatenated lists."""
         return self._index.lists(streams)
 
-    def keep_rows(self, streams: Int64Column, kept: Mask, undo: Undo) -> None:
+    def keep_rows(self, streams: Int64Column, kept: Mask, undo: tables.Undo) -> None:
         """Keep in streams' lists only the rows that `kept` marks, one flag per listed row."""
         self._keep(streams, *self._index.lists(streams), kept, undo)
 
@@ -229,7 +220,7 @@ class ObjectRanges:
         counts: Int64Column,
         listed: npt.NDArray[np.int32],
         kept: Mask,
-        undo: Undo,
+        undo: tables.Undo,
     ) -> None:
         if np.count_nonzero(kept) == len(kept):
             return
@@ -376,11 +367,11 @@ def _count_leading(fits: Mask, firsts: Int64Column, sizes: Int64Column) -> Int64
 
 def _first_rows(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32], int]:
     """Return the first row of a block for each of `counts`, 0 if empty, and the total rows."""
-    firsts = roomy_zeros(len(counts), np.int32)
+    firsts = tables.roomy_zeros(len(counts), np.int32)
     total = 0
     for window in windows(len(counts)):
         some = counts[window]
-        sizes = block_rows(some)
+        sizes = tables.block_rows(some)
         ends = total + np.cumsum(sizes)
         firsts[window] = np.where(some > 0, ends - sizes, 0)
         total = int(ends[-1])
@@ -399,9 +390,9 @@ def _rows_of_places(
     return rows
 
 
-def _spread(values: Int64Column, rows: npt.NDArray[np.int32], size: int) -> Array:
+def _spread(values: Int64Column, rows: npt.NDArray[np.int32], size: int) -> tables.Array:
     """Return a column of `size` rows with the values at these rows and zeros elsewhere."""
-    column = roomy_zeros(size, values.dtype)
+    column = tables.roomy_zeros(size, values.dtype)
     for window in windows(len(rows)):
         column[rows[window]] = values[window]
     return column

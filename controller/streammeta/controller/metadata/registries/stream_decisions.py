@@ -9,7 +9,7 @@ from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.api import answer_budget as budget
-from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api import request_identity, requests
 from streammeta.controller.metadata.api.answers import (
     AbandonUploadsAnswer,
     CreateStreamsAnswer,
@@ -19,24 +19,12 @@ from streammeta.controller.metadata.api.answers import (
     StreamErrorsAnswer,
     TrimStreamsAnswer,
 )
-from streammeta.controller.metadata.api.request_identity import (
-    IssuedIds,
-    RequestKey,
-    RequestKind,
-    digest_of_tags,
-)
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
 from streammeta.controller.metadata.registries.stream_heads import Head, check_epoch, check_owner
 from streammeta.controller.metadata.registries.streams import Streams
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.metadata.tables.epochs import check_growth
-from streammeta.controller.metadata.tables.values import (
-    EMPTY_COLUMN,
-    Int64Column,
-    NodeIdentity,
-    StreamState,
-    column,
-)
 from streammeta.controller.records import record as rec
 
 CLOSED_AT_ONCE_MAX = 10_000
@@ -62,7 +50,9 @@ class StreamDecisions:
         if error is not ErrorCode.NONE:
             return [], CreateStreamsAnswer(error=error)
 
-        key = RequestKey(RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id)
+        key = request_identity.RequestKey(
+            request_identity.RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id
+        )
         issued = self._streams.find_issued(key)
         if issued is not None:
             return [], _first_answer(request, key, issued)
@@ -102,15 +92,15 @@ class StreamDecisions:
                 place = f"streams[{len(answers)}].stream_epoch"
                 check_growth(place, item.stream_epoch, head.epoch)
                 opened.append(item)
-            elif head.state == StreamState.CLOSED:
+            elif head.state == values.StreamState.CLOSED:
                 reopened.append(item.stream_id)
             answers.append(OpenedStream(error, head.start_offset, head.end_offset))
 
         records: list[rec.Record] = []
         if opened:
             tags = tuple(tuple(sorted(item.tags)) for item in opened)
-            ids = column([item.stream_id for item in opened])
-            epochs = column([item.stream_epoch for item in opened])
+            ids = values.column([item.stream_id for item in opened])
+            epochs = values.column([item.stream_epoch for item in opened])
             tag_sets = tags if any(tags) else ()
             records.append(
                 rec.StreamsOpened(
@@ -119,7 +109,7 @@ class StreamDecisions:
             )
             records.extend(self._remove_covered_ranges(ids))
         if reopened:
-            records.append(rec.StreamsReopened(stream_id=column(reopened)))
+            records.append(rec.StreamsReopened(stream_id=values.column(reopened)))
         return records, OpenStreamsAnswer(streams=tuple(answers))
 
     def _open_verdict(
@@ -134,7 +124,9 @@ class StreamDecisions:
             if head.node_id != node_id:
                 return ErrorCode.STREAM_FENCED
         # `reopen` lets an owner that lost its state take its stream back.
-        elif head.state == StreamState.OPENED and not (item.reopen and head.node_id == node_id):
+        elif head.state == values.StreamState.OPENED and not (
+            item.reopen and head.node_id == node_id
+        ):
             return ErrorCode.STREAM_NOT_CLOSED
         # With a pending upload the next commit would continue at the wrong offset.
         if owed:
@@ -144,7 +136,7 @@ class StreamDecisions:
             return ErrorCode.NODE_LOCKED
         return ErrorCode.NONE
 
-    def _remove_covered_ranges(self, stream_ids: Int64Column) -> list[rec.Record]:
+    def _remove_covered_ranges(self, stream_ids: values.Int64Column) -> list[rec.Record]:
         # A reader needs a past range to find its node's SSOs. Stream objects are found by stream.
         removed: list[tuple[int, int]] = []
         for stream_id in self._streams.with_past_ranges(stream_ids).tolist():
@@ -160,7 +152,7 @@ class StreamDecisions:
         if not removed:
             return []
         ids, indexes = zip(*sorted(removed), strict=True)
-        return [rec.RangesRemoved(stream_id=column(ids), range_index=column(indexes))]
+        return [rec.RangesRemoved(stream_id=values.column(ids), range_index=values.column(indexes))]
 
     # ---- close ----
 
@@ -171,12 +163,12 @@ class StreamDecisions:
             request, _close_verdict, fence_failover=False, recoverer=request.recoverer
         )
         # Streams that are closed already need no record.
-        closed = [item for item, head in accepted if head.state == StreamState.OPENED]
+        closed = [item for item, head in accepted if head.state == values.StreamState.OPENED]
         if not closed:
             return [], answer
-        ids = column([item.stream_id for item in closed])
+        ids = values.column([item.stream_id for item in closed])
         ends = [-1 if item.end_offset is None else item.end_offset for item in closed]
-        end_offset = column(ends) if max(ends) >= 0 else EMPTY_COLUMN
+        end_offset = values.column(ends) if max(ends) >= 0 else values.EMPTY_COLUMN
         return [rec.StreamsClosed(stream_id=ids, end_offset=end_offset)], answer
 
     def _decide_each(
@@ -185,7 +177,7 @@ class StreamDecisions:
         verdict: Callable[[Head[int] | None, Any, int], ErrorCode],
         *,
         fence_failover: bool = True,
-        recoverer: NodeIdentity | None = None,
+        recoverer: values.NodeIdentity | None = None,
     ) -> tuple[StreamErrorsAnswer, list[tuple[Any, Head[int]]]]:
         """Return the answer, and the accepted streams with their heads."""
         error = self._nodes.check(request.node, fence_failover=fence_failover, recoverer=recoverer)
@@ -208,18 +200,18 @@ class StreamDecisions:
         node_id, epoch = request.node_id, request.close_streams_of_epoch
         error = ErrorCode.NONE if self._nodes.get(node_id) else ErrorCode.NODE_EPOCH_NOT_EXIST
         if error is ErrorCode.NONE and epoch is not None:
-            error = self._nodes.check_newest(NodeIdentity(node_id, epoch))
+            error = self._nodes.check_newest(values.NodeIdentity(node_id, epoch))
         if error is not ErrorCode.NONE:
             return [], AbandonUploadsAnswer(error=error)
 
         records: list[rec.Record] = []
         closed = left = 0
         if epoch is not None:
-            records, closed, left = self._release_records(NodeIdentity(node_id, epoch))
+            records, closed, left = self._release_records(values.NodeIdentity(node_id, epoch))
 
         owed = self._streams.active_uploads(node_id)
         if request.stream_ids:
-            owed = owed.of_streams(column(request.stream_ids))
+            owed = owed.of_streams(values.column(request.stream_ids))
         # A partial answer would hide abandoned ranges, so one that is too large is an error.
         fit = budget.ANSWER_BYTES // budget.RANGE_BYTES
         budget.require_all(min(fit, len(owed)), len(owed), "stream_ids")
@@ -245,7 +237,7 @@ class StreamDecisions:
         records, closed, left = self._release_records(request.node)
         return records, AbandonUploadsAnswer(error=error, closed_streams=closed, open_streams=left)
 
-    def _release_records(self, node: NodeIdentity) -> tuple[list[rec.Record], int, int]:
+    def _release_records(self, node: values.NodeIdentity) -> tuple[list[rec.Record], int, int]:
         """Return the records, the number of streams they close, and the number left open."""
         ids, _ = self._streams.page_opened_by(node.node_id, 0, CLOSED_AT_ONCE_MAX)
         if not len(ids):
@@ -256,7 +248,7 @@ class StreamDecisions:
         fence, _ = self._nodes.decide_epoch(node, failover=True)
         if fence is not None:
             records.append(fence)
-        records.append(rec.StreamsClosed(stream_id=ids, end_offset=EMPTY_COLUMN))
+        records.append(rec.StreamsClosed(stream_id=ids, end_offset=values.EMPTY_COLUMN))
         return records, len(ids), self._streams.open_count(node.node_id) - len(ids)
 
     # ---- trim and delete ----
@@ -309,19 +301,21 @@ class StreamDecisions:
         return list(self._deletion(deleted, now_ms)) if deleted else [], answer
 
     def _deletion(self, stream_ids: Sequence[int], now_ms: int) -> Iterator[rec.Record]:
-        yield rec.StreamsDeleted(stream_id=column(stream_ids))
+        yield rec.StreamsDeleted(stream_id=values.column(stream_ids))
         held = self._objects.list_to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
         if len(held):
             yield rec.ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
 
 
 def _first_answer(
-    request: requests.CreateStreams, key: RequestKey, issued: IssuedIds
+    request: requests.CreateStreams,
+    key: request_identity.RequestKey,
+    issued: request_identity.IssuedIds,
 ) -> CreateStreamsAnswer:
     issued.require_count(key, len(request.streams))
     tags = [stream.tags for stream in request.streams]
     # 0 is the digest of a version that did not store one.
-    if issued.content_digest not in (0, digest_of_tags(tags)):
+    if issued.content_digest not in (0, request_identity.digest_of_tags(tags)):
         raise InvalidRequestError(
             "request_id",
             f"{request.request_id!r} was used for streams with other tags: "
@@ -336,7 +330,7 @@ def _close_verdict(head: Head[int] | None, item: requests.StreamToClose, node_id
     if error is not ErrorCode.NONE or head is None or item.end_offset is None:
         return error
     # A repeated close must name the same end, and no close may cut off committed data.
-    closed = head.state == StreamState.CLOSED
+    closed = head.state == values.StreamState.CLOSED
     wrong = item.end_offset != head.end_offset if closed else item.end_offset < head.end_offset
     return ErrorCode.OFFSET_NOT_MATCHED if wrong else ErrorCode.NONE
 
@@ -357,7 +351,7 @@ def _trim_verdict(
     error = check_owner(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None:
         return error, -1
-    if head.state != StreamState.OPENED:
+    if head.state != values.StreamState.OPENED:
         return ErrorCode.STREAM_NOT_OPENED, -1
 
     end = max(head.end_offset, raised_end)
@@ -375,7 +369,7 @@ def _trim_records(trimmed: Sequence[tuple[int, int]]) -> list[rec.Record]:
     if not trimmed:
         return []
     ids, starts = zip(*trimmed, strict=True)
-    return [rec.StreamsTrimmed(stream_id=column(ids), start_offset=column(starts))]
+    return [rec.StreamsTrimmed(stream_id=values.column(ids), start_offset=values.column(starts))]
 
 
 def _delete_verdict(
@@ -385,6 +379,6 @@ def _delete_verdict(
     # A repeat of an accepted deletion is accepted as well.
     if error is ErrorCode.STREAM_NOT_EXIST:
         return ErrorCode.NONE
-    if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
+    if error is ErrorCode.NONE and head is not None and head.state != values.StreamState.CLOSED:
         return ErrorCode.STREAM_NOT_CLOSED
     return error

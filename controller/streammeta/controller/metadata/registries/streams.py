@@ -13,23 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
+from streammeta.controller.metadata.api import request_identity
 from streammeta.controller.metadata.api.answers import StreamRange
-from streammeta.controller.metadata.api.request_identity import (
-    REQUESTS_MAX,
-    IssuedIds,
-    RequestKey,
-    RequestKind,
-    digest_of_tags,
-)
+from streammeta.controller.metadata.registries import stream_ranges
 from streammeta.controller.metadata.registries.object_indexes import NodeCounts
 from streammeta.controller.metadata.registries.objects import Objects
 from streammeta.controller.metadata.registries.stream_heads import DELETED, Head, check_owner
-from streammeta.controller.metadata.registries.stream_ranges import (
-    LostRanges,
-    PastRanges,
-    PendingUploads,
-    StreamSpans,
-)
 from streammeta.controller.metadata.registries.stream_tags import StreamTags
 from streammeta.controller.metadata.tables.section_checks import windows
 from streammeta.controller.metadata.tables.shared_views import (
@@ -72,9 +61,9 @@ class StreamsView:
     rows: TableView
     past_ranges: TableView
     tags: SharedDictView[int, tuple[str, ...]]
-    pending: list[tuple[int, StreamSpans]]
-    lost: StreamSpans
-    requests: WindowView[RequestKey, IssuedIds]
+    pending: list[tuple[int, stream_ranges.StreamSpans]]
+    lost: stream_ranges.StreamSpans
+    requests: WindowView[request_identity.RequestKey, request_identity.IssuedIds]
 
 
 class Streams:
@@ -82,13 +71,15 @@ class Streams:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._pending = PendingUploads()
-        self._lost = LostRanges()
+        self._pending = stream_ranges.PendingUploads()
+        self._lost = stream_ranges.LostRanges()
         self._open_counts = NodeCounts()
         self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
         self._live = 0
-        self._past = PastRanges()
-        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._past = stream_ranges.PastRanges()
+        self._requests: Window[request_identity.RequestKey, request_identity.IssuedIds] = Window(
+            request_identity.REQUESTS_MAX
+        )
         self._tags = StreamTags()
 
     # ---- reading ----
@@ -147,7 +138,7 @@ class Streams:
         """Return NONE if `node_id` owns the stream under exactly this epoch, open or closed."""
         return check_owner(self.heads((stream_id,))[0], epoch, node_id)
 
-    def live_starts(self, spans: StreamSpans) -> Int64Column:
+    def live_starts(self, spans: stream_ranges.StreamSpans) -> Int64Column:
         """Return the start of each range's visible part.
 
         It is at or above the range's end if nothing is visible or the stream is deleted.
@@ -156,16 +147,16 @@ class Streams:
         starts = np.maximum(self._table["start_offset"][spans.stream_id], spans.start_offset)
         return np.where(exists, starts, INT64_MAX)
 
-    def active_uploads(self, node_id: int) -> StreamSpans:
+    def active_uploads(self, node_id: int) -> stream_ranges.StreamSpans:
         """Return a node's pending uploads, each from the next offset to commit on."""
         spans = self._pending.of_node(node_id)
         if not len(spans):
             return spans
         starts = self.live_starts(spans)
-        owed = StreamSpans(spans.stream_id, starts, spans.end_offset)
+        owed = stream_ranges.StreamSpans(spans.stream_id, starts, spans.end_offset)
         return owed.take(starts < spans.end_offset)
 
-    def pending_of(self, node_id: int) -> StreamSpans:
+    def pending_of(self, node_id: int) -> stream_ranges.StreamSpans:
         """Return a node's list of pending uploads, including completed entries."""
         return self._pending.of_node(node_id)
 
@@ -189,7 +180,7 @@ class Streams:
         """Return the number of streams that a node has open."""
         return self._open_counts.get(node_id)
 
-    def find_issued(self, key: RequestKey) -> IssuedIds | None:
+    def find_issued(self, key: request_identity.RequestKey) -> request_identity.IssuedIds | None:
         """Return the answer to a remembered CreateStreams, or None."""
         return self._requests.get(key)
 
@@ -281,7 +272,7 @@ class Streams:
         """Return the streams that have ended ranges."""
         return ids[self._table["past_head"][ids] > 0]
 
-    def owed_epochs(self, node_id: int, owed: StreamSpans) -> Int64Column | None:
+    def owed_epochs(self, node_id: int, owed: stream_ranges.StreamSpans) -> Int64Column | None:
         """Return the epoch of the node's range that contains each upload.
 
         None if an upload has no such range or several, since its owner is ambiguous then.
@@ -352,9 +343,13 @@ class Streams:
         for stream_id, tags in enumerate(record.tags, first):
             self._tags.set(stream_id, tags, undo)
 
-        key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
-        digest = digest_of_tags(record.tags)
-        self._requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
+        key = request_identity.RequestKey(
+            request_identity.RequestKind.CREATE_STREAMS, record.node_id, record.request_id
+        )
+        digest = request_identity.digest_of_tags(record.tags)
+        self._requests.put(
+            key, request_identity.IssuedIds(first, record.count, content_digest=digest), undo
+        )
 
     def replay_opened(self, record: rec.StreamsOpened, undo: Undo) -> None:
         """Replay `StreamsOpened`."""
@@ -406,7 +401,7 @@ class Streams:
         before = self.raise_ends(rows, record.end_offset, undo)
         # A fast close promises the offsets between both ends.
         owed = record.end_offset > before
-        spans = StreamSpans(rows, before, record.end_offset)
+        spans = stream_ranges.StreamSpans(rows, before, record.end_offset)
         owners = self._table["node_id"][rows]
         for node_id in np.unique(owners[owed]).tolist():
             self._pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
@@ -418,7 +413,7 @@ class Streams:
 
     def replay_pending_set(self, record: rec.PendingUploadsSet, undo: Undo) -> None:
         """Replay `PendingUploadsSet`."""
-        spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
+        spans = stream_ranges.StreamSpans(record.stream_id, record.start_offset, record.end_offset)
         self._pending.put(record.node_id, spans, undo)
 
     def replay_abandoned(self, record: rec.UploadsAbandoned, undo: Undo) -> None:
@@ -427,7 +422,9 @@ class Streams:
         self._lost.add(spans, undo)
         # Empty ranges remove the entries from the list.
         nothing = np.zeros_like(record.stream_id)
-        self._pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
+        self._pending.put(
+            record.node_id, stream_ranges.StreamSpans(record.stream_id, nothing, nothing), undo
+        )
 
     def replay_trimmed(self, record: rec.StreamsTrimmed, undo: Undo) -> None:
         """Replay `StreamsTrimmed`."""
@@ -537,9 +534,9 @@ class Streams:
 
     def load_other(
         self,
-        pending: Iterable[tuple[int, StreamSpans]],
-        lost: StreamSpans,
-        requests: Iterable[tuple[RequestKey, IssuedIds]],
+        pending: Iterable[tuple[int, stream_ranges.StreamSpans]],
+        lost: stream_ranges.StreamSpans,
+        requests: Iterable[tuple[request_identity.RequestKey, request_identity.IssuedIds]],
     ) -> None:
         """Fill an empty registry with pending uploads, lost offsets and requests."""
         self._pending.load(pending)

@@ -9,14 +9,9 @@ import numpy as np
 
 from streammeta.controller.errors import DamagedMetadataError
 from streammeta.controller.metadata.api.request_identity import IssuedIds, RequestKey, RequestKind
+from streammeta.controller.metadata.decisions import maintenance
 from streammeta.controller.metadata.decisions.commit_rules import Repeats
 from streammeta.controller.metadata.decisions.left_out_rows import RowKey
-from streammeta.controller.metadata.decisions.maintenance import (
-    BucketClaim,
-    Claim,
-    DeletionHold,
-    ObjectUpkeep,
-)
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel, Recovery
 from streammeta.controller.metadata.registries.kv import KVs, StoredValue
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
@@ -38,8 +33,8 @@ def restore(
     objects: Objects,
     nodes: Nodes,
     kvs: KVs,
-    upkeep: ObjectUpkeep,
-    bucket_claim: BucketClaim,
+    upkeep: maintenance.ObjectUpkeep,
+    bucket_claim: maintenance.BucketClaim,
     feature_level: FeatureLevel,
     recovery: Recovery,
     repeats: Repeats,
@@ -63,10 +58,12 @@ def restore(
     _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
 
     hold = (int(counters[f"deletions_held_{name}"][0]) for name in ("since_ms", "until_ms"))
-    upkeep.load(DeletionHold(*hold))
+    upkeep.load(maintenance.DeletionHold(*hold))
     if "bucket_claim" in sections:  # older versions had no claims
         claim = checked["bucket_claim"]
-        bucket_claim.load(Claim(str(claim["cluster_uuid"][0]), int(claim["issued_below"][0])))
+        bucket_claim.load(
+            maintenance.Claim(str(claim["cluster_uuid"][0]), int(claim["issued_below"][0]))
+        )
     if "feature_level" in sections:  # older versions had no levels
         feature_level.load(int(checked["feature_level"]["level"][0]))
     if "recovery" in sections:

@@ -6,7 +6,7 @@ The text is written in pieces, so that a scrape never blocks the event loop for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from prometheus_client import (
@@ -40,17 +40,27 @@ COARSE = tuple(range(36, 97, 3 * PER_DOUBLING))
 """Ends of wider buckets, each eight times the last: for histograms of many series."""
 
 
-def value(name: str, text: str, number: float) -> Metric:
-    """Return a gauge with one series."""
-    return gauge(name, text, [], [([], number)])
+def value(name: str, text: str, number: float | None) -> Metric:
+    """Return a gauge with one series, none if the number is None."""
+    return GaugeMetricFamily(PREFIX + name, text, value=number)
 
 
-def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    """Return a gauge. Label names are in the order of their values."""
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, float(number))
+def total(name: str, text: str, number: float | None) -> Metric:
+    """Return a counter with one series, none if the number is None. `name` is without `_total`."""
+    return CounterMetricFamily(PREFIX + name, text, value=number)
+
+
+def gauge(name: str, text: str, label: str, numbers: Mapping[str, float]) -> Metric:
+    """Return a gauge with one series for each value of its label."""
+    family = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    for label_value, number in numbers.items():
+        family.add_metric([label_value], float(number))
     return family
+
+
+def counter_by(name: str, text: str, label: str, numbers: Mapping[str, float]) -> Metric:
+    """Return a counter with one series for each value of its label."""
+    return counter(name, text, [label], [([key], number) for key, number in numbers.items()])
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:

@@ -19,7 +19,14 @@ from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.api.answers import MetadataSize
-from streammeta.controller.monitoring.metrics.families import counter, gauge, histogram, value
+from streammeta.controller.monitoring.metrics.families import (
+    counter,
+    counter_by,
+    gauge,
+    histogram,
+    total,
+    value,
+)
 from streammeta.controller.monitoring.metrics.work_metrics import WorkSources, of_work
 from streammeta.controller.runtime.replication.operations import QuorumDescription
 from streammeta.controller.runtime.writer.submission import CommitTally
@@ -101,10 +108,7 @@ class ControllerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its current values."""
         yield gauge(
-            "build_info",
-            "Version of the program, always 1.",
-            ["version"],
-            [([self._sources.version], 1)],
+            "build_info", "Version of the program, always 1.", "version", {self._sources.version: 1}
         )
         yield from _of_quorum(self._sources.quorum(), self._sources.applied())
         yield from _of_metadata(self._sources.metadata_size())
@@ -130,12 +134,12 @@ class ControllerCollector(Collector):
 
 
 def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
+    # All roles, so that a query for a role never finds a gap.
     yield gauge(
         "quorum_state",
         "1 for the role of this controller in the quorum, else 0.",
-        ["state"],
-        # All roles, so that a query for a role never finds a gap.
-        [([role], seen.role == role) for role in ROLES],
+        "state",
+        {role: seen.role == role for role in ROLES},
     )
     yield value("quorum_is_leader", "1 while this controller leads.", seen.role == "leader")
     yield value(
@@ -143,12 +147,9 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
         "1 while this controller leads or receives answers from a leader.",
         seen.has_leader,
     )
-    yield gauge(
-        "quorum_leader_id",
-        # 0 is a valid id, so no leader means no series.
-        "Id of the leader, without a value while it is unknown.",
-        [],
-        [] if seen.leader_id is None else [([], seen.leader_id)],
+    # 0 is a valid id, so no leader means no series.
+    yield value(
+        "quorum_leader_id", "Id of the leader, without a value while it is unknown.", seen.leader_id
     )
     yield value("quorum_epoch", "Epoch of the quorum.", seen.epoch)
     yield value(
@@ -176,44 +177,43 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
     """Yield metrics of the log and the replicas that only the leader has."""
     leads = seen.role == "leader"
     replicas = [(str(replica.key.node_id), replica) for replica in (*seen.voters, *seen.observers)]
-    yield gauge(
+    # A follower cannot know which of its entries will be committed.
+    yield value(
         "quorum_uncommitted_offsets",
         "Entries that are appended and not known to be committed. Only at the leader.",
-        [],
-        # A follower cannot know which of its entries will be committed.
-        [([], seen.end_offset - seen.high_watermark)] if leads else [],
+        seen.end_offset - seen.high_watermark if leads else None,
     )
 
+    # A former leader has old numbers, which would show a lag that is no longer true.
     yield gauge(
         "quorum_replica_lag_offsets",
         "Entries of the leader that a replica does not have yet. Only at the leader.",
-        ["peer"],
-        [
-            ([peer], seen.end_offset - replica.end_offset)
+        "peer",
+        {
+            peer: seen.end_offset - replica.end_offset
             for peer, replica in replicas
-            # A former leader has old numbers, which would show a lag that is no longer true.
             if leads and replica.end_offset is not None
-        ],
+        },
     )
     yield gauge(
         "quorum_replica_last_caught_up_age_seconds",
         "Time since a replica had the whole log. Only at the leader.",
-        ["peer"],
-        [
-            ([peer], replica.last_caught_up_age_ms / 1000)
+        "peer",
+        {
+            peer: replica.last_caught_up_age_ms / 1000
             for peer, replica in replicas
             if leads and replica.last_caught_up_age_ms is not None
-        ],
+        },
     )
     yield gauge(
         "quorum_replica_last_fetch_age_seconds",
         "Time since the last fetch of a replica. Only at the leader.",
-        ["peer"],
-        [
-            ([peer], replica.last_fetch_age_ms / 1000)
+        "peer",
+        {
+            peer: replica.last_fetch_age_ms / 1000
             for peer, replica in replicas
             if leads and replica.last_fetch_age_ms is not None
-        ],
+        },
     )
 
 
@@ -225,29 +225,29 @@ def _of_metadata(size: MetadataSize) -> Iterator[Metric]:
     yield gauge(
         "map_objects",
         "Objects by state.",
-        ["state"],
-        [
-            (["prepared"], size.prepared_objects),
-            (["committed"], size.committed_objects),
-            (["mark_destroyed"], size.destroyed_objects),
-        ],
+        "state",
+        {
+            "prepared": size.prepared_objects,
+            "committed": size.committed_objects,
+            "mark_destroyed": size.destroyed_objects,
+        },
     )
     yield value("map_set_objects", "Committed stream set objects.", size.stream_set_objects)
     yield value("map_object_bytes", "Size of committed objects.", size.committed_bytes)
 
 
 def _of_calls(sources: Sources) -> Iterator[Metric]:
-    yield counter(
+    yield counter_by(
         "requests_refused",
         "Calls that ended with an error, by reason.",
-        ["reason"],
-        [([reason], count) for reason, count in sources.refused_calls.items()],
+        "reason",
+        sources.refused_calls,
     )
-    yield counter(
+    yield counter_by(
         "commits",
         "Commits of uploads that this controller answered, by verdict.",
-        ["verdict"],
-        [(["accepted"], sources.commits.accepted), (["refused"], sources.commits.refused)],
+        "verdict",
+        {"accepted": sources.commits.accepted, "refused": sources.commits.refused},
     )
     yield histogram(
         "commit_latency_seconds",
@@ -261,12 +261,7 @@ def _of_calls(sources: Sources) -> Iterator[Metric]:
 
 
 def _of_connections(sources: Sources) -> Iterator[Metric]:
-    yield gauge(
-        "connections",
-        "Open connections.",
-        ["plane"],
-        [([plane], count) for plane, count in sources.connections().items()],
-    )
+    yield gauge("connections", "Open connections.", "plane", sources.connections())
     yield counter(
         "connections_refused",
         "Connections of the planes peers and http that were rejected, or closed for breaking the "
@@ -279,11 +274,10 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
             for cause in causes
         ],
     )
-    yield counter(
+    yield total(
         "tls_handshakes_begun",
         "TLS handshakes that clients started, including failed ones.",
-        [],
-        [([], sources.handshakes())],
+        sources.handshakes(),
     )
 
 
@@ -291,8 +285,8 @@ def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metri
     yield gauge(
         "tls_certificate_not_after_timestamp_seconds",
         "End of the certificate in use.",
-        ["plane"],
-        [([certificate.plane], certificate.not_after.timestamp()) for certificate in certificates],
+        "plane",
+        {certificate.plane: certificate.not_after.timestamp() for certificate in certificates},
     )
     yield counter(
         "tls_reloads",
@@ -329,55 +323,46 @@ def _of_memory(sources: Sources) -> Iterator[Metric]:
 
 def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
     """Yield metrics of the audit log, without values if there is none."""
-    known = [] if writer is None else [writer]
-    yield gauge(
+    yield value(
         "audit_failing",
         "1 while the audit log can't be written.",
-        [],
-        [([], bool(status.failure)) for status in known],
+        None if writer is None else bool(writer.failure),
     )
 
-    yield counter(
+    yield total(
         "audit_lines",
         "Lines written to the audit log since its creation.",
-        [],
-        [([], writer.head.seq) for writer in known],
+        None if writer is None else writer.head.seq,
     )
-    yield counter(
+    yield total(
         "audit_dropped",
         "Lines that were lost because the queue was full.",
-        [],
-        [([], writer.lost) for writer in known],
+        None if writer is None else writer.lost,
     )
 
 
 def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
     """Yield metrics of the backup, without values if its status is unknown."""
-    known = [] if status is None else [status]
-    yield gauge(
+    yield value(
         "backup_end_offset",
         "End of the log in the backup. Only at the leader, as all metrics of the backup.",
-        [],
-        [([], status.end_offset) for status in known],
+        None if status is None else status.end_offset,
     )
 
-    yield gauge(
+    yield value(
         "backup_lag_offsets",
         "Committed entries that are not in the backup.",
-        [],
-        [([], status.behind_entries) for status in known],
+        None if status is None else status.behind_entries,
     )
-    yield gauge(
+    yield value(
         "backup_lag_seconds",
         "Time since the backup had all committed entries, 0 while it has them.",
-        [],
-        [([], status.behind_ms / 1000) for status in known],
+        None if status is None else status.behind_ms / 1000,
     )
-    yield gauge(
+    yield value(
         "backup_failing",
         "1 while copies to the backup fail.",
-        [],
-        [([], bool(status.problem)) for status in known],
+        None if status is None else bool(status.problem),
     )
 
 
@@ -397,23 +382,20 @@ def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
 def _of_reconcile(reported: ReportedRuns) -> Iterator[Metric]:
     """Yield metrics that reconciliation runs reported, without values before the first run."""
     runs = reported.runs
-    yield gauge(
+    # 0 would be 1970, and an alarm on its age would fire before the first run.
+    yield value(
         "reconcile_last_success_timestamp_seconds",
         "End of the last reconciliation run that left no finding unsettled.",
-        [],
-        # 0 would be 1970, and an alarm on its age would fire before the first run.
-        [([], runs.last_success_ms / 1000)] if runs.last_success_ms else [],
+        runs.last_success_ms / 1000 if runs.last_success_ms else None,
     )
 
-    yield gauge(
+    yield value(
         "reconcile_orphan_bytes",
         "Size of the orphans found by the last plan or round.",
-        [],
-        [] if runs.orphan_bytes is None else [([], runs.orphan_bytes)],
+        runs.orphan_bytes,
     )
-    yield gauge(
+    yield value(
         "reconcile_missing_objects",
         "Objects that the last plan or round confirmed as missing or damaged.",
-        [],
-        [] if runs.missing is None else [([], runs.missing)],
+        runs.missing,
     )

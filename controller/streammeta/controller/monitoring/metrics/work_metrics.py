@@ -17,8 +17,10 @@ from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.monitoring.metrics.families import (
     COARSE,
     counter,
+    counter_by,
     gauge,
     histogram,
+    total,
     value,
 )
 from streammeta.controller.rpc.calls.tally import RESULTS, RequestTally
@@ -111,8 +113,8 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
         "requests_under_way",
         "Calls in flight. For MetadataService.Watch and ObjectService.CommitPipeline this is the "
         "number of open watches and pipelines.",
-        ["method"],
-        [([method], tally.under_way) for method, tally in methods.items()],
+        "method",
+        {method: tally.under_way for method, tally in methods.items()},
     )
 
 
@@ -123,51 +125,44 @@ def _of_admission(sources: WorkSources) -> Iterator[Metric]:
     yield gauge(
         "admission_running",
         "Admitted calls in flight, by class.",
-        ["class"],
-        [([name], admission.running(kind)) for kind, name in kinds],
+        "class",
+        {name: admission.running(kind) for kind, name in kinds},
     )
     yield gauge(
         "admission_waiting",
         "Calls that wait for admission, by class.",
-        ["class"],
-        [([name], admission.waiting(kind)) for kind, name in kinds],
+        "class",
+        {name: admission.waiting(kind) for kind, name in kinds},
     )
-    yield counter(
+    yield counter_by(
         "admission_refused",
         "Calls rejected because too many of their class were waiting.",
-        ["class"],
-        [([name], admission.refused(kind)) for kind, name in kinds],
+        "class",
+        {name: admission.refused(kind) for kind, name in kinds},
     )
 
 
 def _of_quorum(sources: WorkSources) -> Iterator[Metric]:
-    yield counter(
+    yield total(
         "quorum_leaderships_begun",
         "Number of times that this controller started to accept writes as leader.",
-        [],
-        [([], sources.leaderships.begun)],
+        sources.leaderships.begun,
     )
-    yield counter(
+    yield total(
         "quorum_leaderships_ended",
         "Number of times that this controller stopped accepting writes as leader.",
-        [],
-        [([], sources.leaderships.ended)],
+        sources.leaderships.ended,
     )
-    yield counter(
+    yield counter_by(
         "peer_requests_failed",
         "Requests to another controller that got no answer.",
-        ["peer"],
-        [([str(peer)], count) for peer, count in sorted(sources.peer_failures.items())],
+        "peer",
+        {str(peer): count for peer, count in sorted(sources.peer_failures.items())},
     )
 
 
 def _of_log(sources: WorkSources) -> Iterator[Metric]:
-    yield counter(
-        "log_appended_bytes",
-        "Bytes appended to the log.",
-        [],
-        [([], sources.appended_bytes())],
-    )
+    yield total("log_appended_bytes", "Bytes appended to the log.", sources.appended_bytes())
     yield histogram(
         "log_flush_duration_seconds",
         "Time of one flush of the log.",
@@ -183,8 +178,6 @@ def _of_log(sources: WorkSources) -> Iterator[Metric]:
 
 def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
     tally = sources.checkpoints
-    # Without a checkpoint neither a size nor an age of 0 would be true.
-    newest = [] if tally.newest_bytes is None else [tally.newest_bytes]
     yield histogram(
         "checkpoint_duration_seconds",
         "Time to write a checkpoint of the metadata, mostly pauses that leave the CPU to calls.",
@@ -192,23 +185,20 @@ def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
         [([], tally.times)],
     )
 
-    yield counter(
-        "checkpoints_put_off",
-        "Checkpoints postponed because the disk was full.",
-        [],
-        [([], tally.put_off)],
+    yield total(
+        "checkpoints_put_off", "Checkpoints postponed because the disk was full.", tally.put_off
     )
-    yield gauge(
+    yield value(
         "checkpoint_bytes",
         "Size of the newest checkpoint, written or loaded, without a value before the first.",
-        [],
-        [([], size) for size in newest],
+        tally.newest_bytes,
     )
-    yield gauge(
+    # Without a checkpoint an age of 0 would not be true.
+    has_one = tally.newest_bytes is not None
+    yield value(
         "checkpoint_age_seconds",
         "Time since the newest checkpoint was written or loaded. It also grows without commits.",
-        [],
-        [([], (sources.now_ms() - tally.newest_ms) / 1000) for _ in newest],
+        (sources.now_ms() - tally.newest_ms) / 1000 if has_one else None,
     )
 
 
@@ -217,14 +207,14 @@ def _of_limits(sources: WorkSources) -> Iterator[Metric]:
     yield gauge(
         "map_used",
         "Used part of each limit of the metadata, as a count or in bytes.",
-        ["quota"],
-        [([quota], used[quota]) for quota in sources.metadata_limits],
+        "quota",
+        {quota: used[quota] for quota in sources.metadata_limits},
     )
     yield gauge(
         "map_limit",
         "Limit of streammeta_map_used at this controller.",
-        ["quota"],
-        [([quota], limit) for quota, limit in sources.metadata_limits.items()],
+        "quota",
+        sources.metadata_limits,
     )
 
 
@@ -234,8 +224,8 @@ def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
     operations = [(name, bucket.of(name)) for name in names]
 
     def counted(name: str, text: str, part: Callable[[OperationMetrics], float]) -> Metric:
-        return counter(
-            name, text, ["operation"], [([name], part(operation)) for name, operation in operations]
+        return counter_by(
+            name, text, "operation", {name: part(operation) for name, operation in operations}
         )
 
     yield counted("bucket_calls", "Calls to the bucket of objects.", lambda calls: calls.calls)
@@ -259,19 +249,18 @@ def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
 
 def _of_nodes(sources: WorkSources) -> Iterator[Metric]:
     sessions = sources.sessions()
+    # States without a broker are 0 and not absent, or sums over states would have gaps.
     yield gauge(
         "node_sessions",
         "Brokers that send heartbeats, by state of their session. Only at the leader.",
-        ["state"],
-        # States without a broker are 0 and not absent, or sums over states would have gaps.
-        [([state.name.lower()], sessions.get(state, 0)) for state in NodeState],
+        "state",
+        {state.name.lower(): sessions.get(state, 0) for state in NodeState},
     )
 
-    yield counter(
+    yield total(
         "node_sessions_expired",
         "Brokers that this controller fenced as leader because their heartbeats stopped.",
-        [],
-        [([], sources.fenced())],
+        sources.fenced(),
     )
     yield value(
         "recoveries_assigned",
@@ -307,9 +296,9 @@ def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
         status.unproven,
     )
     yield value("deletion_rate_limit", "Maximum deletions per second.", status.rate)
-    yield counter(
+    yield counter_by(
         "deletions",
         "Objects in finished deletion requests, by result.",
-        ["result"],
-        [(["deleted"], status.deleted), (["failed"], status.failed)],
+        "result",
+        {"deleted": status.deleted, "failed": status.failed},
     )

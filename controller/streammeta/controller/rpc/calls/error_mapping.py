@@ -16,13 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from streammeta.controller import errors
 from streammeta.controller.quorum.messages import QuorumError
-from streammeta.controller.runtime.quorum_errors import (
-    NoDiskSpaceError,
-    NotCaughtUpError,
-    SnapshotFailedError,
-    TransferRefusedError,
-    VoterChangeError,
-)
+from streammeta.controller.runtime import quorum_errors
 from streammeta.controller.runtime.writer.change_feed import WatcherTooSlowError
 from streammeta.controller.trust import refusals
 from streammeta.controller.trust.audit.auditor import current_record, note_failure, note_offset
@@ -99,136 +93,88 @@ def _shorten(text: str, bytes_max: int) -> str:
     return f"{raw[:part].decode(errors='ignore')}...{raw[-part:].decode(errors='ignore')}"
 
 
+_Code = grpc.StatusCode
+
+STATUSES: Mapping[type[Exception], tuple[grpc.StatusCode, str, str]] = {
+    # ABORTED and not UNAVAILABLE: generic clients repeat the latter without looking.
+    errors.OutcomeUnknownError: (_Code.ABORTED, Reason.OUTCOME_UNKNOWN, ""),
+    errors.NotLeaderError: (
+        _Code.UNAVAILABLE,
+        Reason.NOT_LEADER,
+        "leader_id leader_endpoint epoch",
+    ),
+    errors.InvalidRequestError: (_Code.INVALID_ARGUMENT, Reason.INVALID_FIELD, "field"),
+    errors.OffsetPassedError: (_Code.FAILED_PRECONDITION, Reason.OFFSET_PASSED, "end_offset"),
+    errors.FeatureLevelError: (_Code.FAILED_PRECONDITION, Reason.FEATURE_LEVEL, "level blocked_by"),
+    errors.ApiError: (_Code.FAILED_PRECONDITION, Reason.REFUSED, ""),
+    # The caller sees its own deadline. This one comes slightly earlier and has a reason.
+    TimeoutError: (_Code.DEADLINE_EXCEEDED, Reason.DEADLINE, ""),
+    Exception: (_Code.INTERNAL, Reason.DEFECT, ""),
+    # Limits.
+    errors.TooManyPipelinesError: (_Code.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, ""),
+    errors.MemoryHighError: (_Code.RESOURCE_EXHAUSTED, Reason.BUSY, "quota limit used"),
+    errors.BusyError: (_Code.RESOURCE_EXHAUSTED, Reason.BUSY, ""),
+    errors.QuotaExceededError: (
+        _Code.RESOURCE_EXHAUSTED,
+        Reason.QUOTA_EXCEEDED,
+        "quota limit used",
+    ),
+    errors.RateExceededError: (_Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, "quota limit used"),
+    errors.LimitExceededError: (_Code.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, "field limit"),
+    WatcherTooSlowError: (_Code.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, "from_offset"),
+    # The quorum.
+    quorum_errors.NoDiskSpaceError: (_Code.RESOURCE_EXHAUSTED, Reason.DISK_FULL, ""),
+    quorum_errors.NotCaughtUpError: (_Code.UNAVAILABLE, Reason.NOT_CAUGHT_UP, "wanted applied"),
+    quorum_errors.TransferRefusedError: (_Code.FAILED_PRECONDITION, Reason.TRANSFER_REFUSED, ""),
+    quorum_errors.SnapshotFailedError: (_Code.FAILED_PRECONDITION, Reason.SNAPSHOT_FAILED, ""),
+    # The bucket.
+    errors.ObjectIdsNotReadyError: (_Code.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, ""),
+    errors.BucketRejectedError: (_Code.FAILED_PRECONDITION, Reason.WRONG_BUCKET, ""),
+    errors.SupersededError: (_Code.FAILED_PRECONDITION, Reason.SUPERSEDED, "cluster_id"),
+    errors.MarkerUnseenError: (_Code.UNAVAILABLE, Reason.MARKER_UNSEEN, ""),
+    errors.FencePendingError: (_Code.UNAVAILABLE, Reason.FENCE_PENDING, ""),
+    errors.RecoveringError: (_Code.UNAVAILABLE, Reason.RECOVERING, ""),
+    errors.MetadataOlderThanBucketError: (
+        _Code.FAILED_PRECONDITION,
+        Reason.MAP_OLDER_THAN_BUCKET,
+        "issued_below claimed",
+    ),
+    # Callers.
+    errors.AuditUnavailableError: (_Code.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, ""),
+    refusals.NoIdentityError: (_Code.UNAUTHENTICATED, Reason.NO_IDENTITY, ""),
+    refusals.BadTokenError: (_Code.UNAUTHENTICATED, Reason.NO_IDENTITY, "shown"),
+    refusals.RoleLacksCallError: (
+        _Code.PERMISSION_DENIED,
+        Reason.ROLE_LACKS_CALL,
+        "principal needs",
+    ),
+    refusals.NotYourNodeError: (_Code.PERMISSION_DENIED, Reason.NOT_YOUR_NODE, "principal needs"),
+    refusals.NotYourNamespaceError: (
+        _Code.PERMISSION_DENIED,
+        Reason.NOT_YOUR_NAMESPACE,
+        "principal needs",
+    ),
+}
+"""Status codes, stable reasons, and the names of attributes for programs, by class of error."""
+
+
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """Map an exception to (status code, stable reason, metadata for programs)."""
-    # Specific errors first: many of them derive from those below.
-    if (known := _classify_elsewhere(error)) is not None:
-        return known
-    match error:
-        case errors.NotLeaderError():
-            where = {
-                "leader_id": str(error.leader_id),
-                "leader_endpoint": error.leader_endpoint,
-                "epoch": str(error.epoch),
-            }
-            return grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER, where
-        case errors.InvalidRequestError():
-            return grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, {"field": error.field}
-        case errors.OffsetPassedError():
-            end = {"end_offset": str(error.end_offset)}
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.OFFSET_PASSED, end
-        case errors.FeatureLevelError():
-            blocked_by = ",".join(map(str, error.blocked_by))
-            lacking = {"level": str(error.level), "blocked_by": blocked_by}
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.FEATURE_LEVEL, lacking
-        # ABORTED and not UNAVAILABLE: generic clients repeat the latter without looking.
-        case errors.OutcomeUnknownError():
-            return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
-        case errors.ApiError():
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.REFUSED, {}
-        # The caller sees its own deadline. This one comes slightly earlier and has a reason.
-        case TimeoutError():
-            return grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE, {}
-        case _:
-            return grpc.StatusCode.INTERNAL, Reason.DEFECT, {}
-
-
-def _classify_elsewhere(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
-    return (
-        _classify_quorum(error)
-        or _classify_bucket(error)
-        or _classify_refusal(error)
-        or _classify_limit(error)
-    )
-
-
-def _classify_limit(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
-    match error:
-        case errors.TooManyPipelinesError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
-        case errors.MemoryHighError():
-            used = {"quota": "memory", "limit": str(error.limit), "used": str(error.used)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, used
-        case errors.BusyError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
-        case errors.QuotaExceededError():
-            used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.used)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
-        case errors.RateExceededError():
-            used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.limit)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
-        case errors.LimitExceededError():
-            over = {"field": error.field, "limit": str(error.limit)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, over
-        case WatcherTooSlowError():
-            resume = {"from_offset": str(error.from_offset)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume
-        case _:
-            return None
-
-
-def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
-    match error:
-        case NoDiskSpaceError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.DISK_FULL, {}
+    if isinstance(error, quorum_errors.VoterChangeError):
         # Leadership was lost after the change was appended, so the next leader may commit it.
-        case VoterChangeError() if error.error is QuorumError.NOT_LEADER:
-            return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
-        case VoterChangeError():
-            code = _VOTER_CHANGE_CODES.get(error.error, grpc.StatusCode.FAILED_PRECONDITION)
-            return code, error.error.name, {}
-        case NotCaughtUpError():
-            far = {"wanted": str(error.wanted), "applied": str(error.applied)}
-            return grpc.StatusCode.UNAVAILABLE, Reason.NOT_CAUGHT_UP, far
-        case TransferRefusedError():
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.TRANSFER_REFUSED, {}
-        case SnapshotFailedError():
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.SNAPSHOT_FAILED, {}
-        case _:
-            return None
+        if error.error is QuorumError.NOT_LEADER:
+            return _Code.ABORTED, Reason.OUTCOME_UNKNOWN, {}
+        code = _VOTER_CHANGE_CODES.get(error.error, _Code.FAILED_PRECONDITION)
+        return code, error.error.name, {}
+
+    # The most specific class decides.
+    known = next(kind for kind in type(error).__mro__ if kind in STATUSES)
+    code, reason, names = STATUSES[known]
+    return code, reason, {name: _as_text(getattr(error, name)) for name in names.split()}
 
 
-def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
-    match error:
-        case errors.ObjectIdsNotReadyError():
-            return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
-        case errors.BucketRejectedError():
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
-        case errors.SupersededError():
-            by = {"cluster_id": error.cluster_id}
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.SUPERSEDED, by
-        case errors.MarkerUnseenError():
-            return grpc.StatusCode.UNAVAILABLE, Reason.MARKER_UNSEEN, {}
-        case errors.FencePendingError():
-            return grpc.StatusCode.UNAVAILABLE, Reason.FENCE_PENDING, {}
-        case errors.RecoveringError():
-            return grpc.StatusCode.UNAVAILABLE, Reason.RECOVERING, {}
-        case errors.MetadataOlderThanBucketError():
-            bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
-            return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
-        case _:
-            return None
-
-
-def _classify_refusal(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
-    match error:
-        case errors.AuditUnavailableError():
-            return grpc.StatusCode.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, {}
-        case refusals.BadTokenError():
-            return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {"shown": "token"}
-        case refusals.NoIdentityError():
-            return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {}
-        case refusals.RoleLacksCallError():
-            who = {"principal": error.principal, "needs": error.needs}
-            return grpc.StatusCode.PERMISSION_DENIED, Reason.ROLE_LACKS_CALL, who
-        case refusals.NotYourNodeError():
-            who = {"principal": error.principal, "needs": error.needs}
-            return grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_YOUR_NODE, who
-        case refusals.NotYourNamespaceError():
-            who = {"principal": error.principal, "needs": error.needs}
-            return grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_YOUR_NAMESPACE, who
-        case _:
-            return None
+def _as_text(part: object) -> str:
+    return ",".join(map(str, part)) if isinstance(part, tuple) else str(part)
 
 
 TIMEOUT_S_MAX = 60.0

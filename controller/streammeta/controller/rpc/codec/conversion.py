@@ -8,7 +8,7 @@ wire may say. A field without a counterpart is found when the conversion is made
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import partial
 from types import NoneType
@@ -35,6 +35,7 @@ Write: TypeAlias = Callable[[Any], Any]
 """Returns the content of a field for a value."""
 
 
+@dataclass(eq=False)
 class Conversion:
     """Plans readers and writers, with special rules for some kinds.
 
@@ -43,15 +44,9 @@ class Conversion:
     after it is read.
     """
 
-    def __init__(
-        self,
-        reads: Mapping[Any, Read],
-        writes: Mapping[Any, Write],
-        checks: Mapping[type, Callable[[Any], None]],
-    ) -> None:
-        self._reads = reads
-        self._writes = writes
-        self._checks = checks
+    _reads: Mapping[Any, Read]
+    _writes: Mapping[Any, Write]
+    _checks: Mapping[type, Callable[[Any], None]]
 
     def extended(
         self, *, reads: Mapping[Any, Read] | None = None, writes: Mapping[Any, Write] | None = None

@@ -13,12 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
-from streammeta.controller.errors import (
-    AuditUnavailableError,
-    InvalidRequestError,
-    RateExceededError,
-    TooManyPipelinesError,
-)
+from streammeta.controller import errors
 from streammeta.controller.metadata.api.answer_budget import commit_bytes
 from streammeta.controller.metadata.api.answers import (
     CommitStreamSetObjectAnswer,
@@ -30,37 +25,14 @@ from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.interceptors import holder_of
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
-from streammeta.controller.rpc.codec.wire_columns import (
-    commit_stream_set_object_in,
-    commit_stream_set_object_out,
-    parse_batch,
-    uploads_in,
-)
-from streammeta.controller.rpc.services.pipeline_core import (
-    ROWS_A_PART,
-    OpenPipelines,
-    PipelineCore,
-    count_rows,
-    split_message,
-)
-from streammeta.controller.rpc.services.pipeline_messages import (
-    DecidedMessage,
-    MessageTrace,
-    PipelineCommit,
-    PipelineMessage,
-    RejectedMessage,
-)
+from streammeta.controller.rpc.codec import wire_columns
+from streammeta.controller.rpc.services import pipeline_core, pipeline_messages
 from streammeta.controller.runtime.load.admission import TurnBudget
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.group_commit import GroupCommitDelay
 from streammeta.controller.runtime.writer.submission import Submission
+from streammeta.controller.trust import authenticator
 from streammeta.controller.trust.audit.auditor import current_record
-from streammeta.controller.trust.authenticator import (
-    Caller,
-    current_caller,
-    current_holder,
-    current_quota,
-)
 from streammeta.controller.trust.namespaces import require_fields
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc import tracing
@@ -84,7 +56,11 @@ class _Stream:
     """
 
     def __init__(
-        self, core: PipelineCore, rests: GroupCommitDelay, memory: MemoryBudget, holder: str
+        self,
+        core: pipeline_core.PipelineCore,
+        rests: GroupCommitDelay,
+        memory: MemoryBudget,
+        holder: str,
     ) -> None:
         self.core = core
         self._rests = rests
@@ -134,7 +110,9 @@ class _Stream:
             self._rests.record_departure(len(data))
             core.add(_read(data, refusal, core.came_ns))
 
-    async def next_answer(self) -> DecidedMessage | RejectedMessage | None:
+    async def next_answer(
+        self,
+    ) -> pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage | None:
         """Wait for a message to answer. Return None at the end."""
         answers = self.core.answers
         if not answers:
@@ -177,18 +155,18 @@ class CommitPipeline:
         self._rates = Rates() if rates is None else rates
         self._memory = MemoryBudget() if memory is None else memory
         self._messages_ahead = messages_ahead
-        self._budget = TurnBudget(ROWS_A_PART)
+        self._budget = TurnBudget(pipeline_core.ROWS_A_PART)
         self._rests = GroupCommitDelay()
-        self._open = OpenPipelines()
+        self._open = pipeline_core.OpenPipelines()
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until its caller ends it, or a message fails."""
-        connection, principal = context.peer(), current_holder() or ""
+        connection, principal = context.peer(), authenticator.current_holder() or ""
         try:
-            self._open.require_room(connection, principal, current_quota().pipelines)
+            self._open.require_room(connection, principal, authenticator.current_quota().pipelines)
             if (record := current_record()) is not None:
                 record.began()
-        except (TooManyPipelinesError, AuditUnavailableError) as error:
+        except (errors.TooManyPipelinesError, errors.AuditUnavailableError) as error:
             await abort(context, error)
 
         self._open.count(connection, principal, 1)
@@ -198,8 +176,8 @@ class CommitPipeline:
             self._open.count(connection, principal, -1)
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        caller = current_caller()
-        core = PipelineCore(self._messages_ahead)
+        caller = authenticator.current_caller()
+        core = pipeline_core.PipelineCore(self._messages_ahead)
         stream = _Stream(core, self._rests, self._memory, holder_of(caller, context))
         tasks = [
             asyncio.create_task(self._read(messages, stream)),
@@ -225,12 +203,16 @@ class CommitPipeline:
             finally:
                 stream.drop()
 
-    def _count(self, message: DecidedMessage | RejectedMessage, answered_at: float) -> None:
-        if isinstance(message, DecidedMessage):
+    def _count(
+        self,
+        message: pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage,
+        answered_at: float,
+    ) -> None:
+        if isinstance(message, pipeline_messages.DecidedMessage):
             self._controller.commits.add(*message.verdicts(), answered_at - message.decided_at)
 
     async def _read(self, messages: AsyncIterator[bytes], stream: _Stream) -> None:
-        caller = current_caller()
+        caller = authenticator.current_caller()
         try:
             await stream.room()
             async for data in messages:
@@ -248,12 +230,12 @@ class CommitPipeline:
         finally:
             stream.end()
 
-    async def _rated(self, caller: Caller, size: int) -> None:
+    async def _rated(self, caller: authenticator.Caller, size: int) -> None:
         """Wait until a message may be taken by the rates of this pipeline's caller."""
         while True:
             try:
                 return self._rates.take(caller, size, asyncio.get_running_loop().time())
-            except RateExceededError as error:
+            except errors.RateExceededError as error:
                 await asyncio.sleep(error.retry_after_ms / 1000)
 
     async def _decide_all(self, stream: _Stream) -> None:
@@ -294,16 +276,16 @@ class CommitPipeline:
         return None
 
     async def _decide_messages(
-        self, messages: Sequence[PipelineMessage]
-    ) -> list[DecidedMessage | RejectedMessage]:
+        self, messages: Sequence[pipeline_messages.PipelineMessage]
+    ) -> list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage]:
         """Decide the messages of a batch. The last one may end the stream."""
-        held_to = current_caller().held_to
+        held_to = authenticator.current_caller().held_to
         decided = await self._decide_together(messages, held_to) if len(messages) > 1 else None
         return await self._decide_each(messages, held_to) if decided is None else decided
 
     async def _decide_together(
-        self, messages: Sequence[PipelineMessage], held_to: Principal | None
-    ) -> list[DecidedMessage | RejectedMessage] | None:
+        self, messages: Sequence[pipeline_messages.PipelineMessage], held_to: Principal | None
+    ) -> list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage] | None:
         """Decide messages that contain only uploads as one request.
 
         None if they are not decided.
@@ -314,7 +296,7 @@ class CommitPipeline:
         joined = join_uploads(uploads) if len(uploads) == len(messages) else None
         if joined is None:
             return None
-        await self._budget.take(count_rows(joined))
+        await self._budget.take(pipeline_core.count_rows(joined))
         try:
             submission = self._controller.submit((joined,), held_to)
         except Exception:  # noqa: BLE001 - whose fault it is shows when each is decided alone
@@ -322,7 +304,7 @@ class CommitPipeline:
         answers = split_answers(cast(CommitUploadsAnswer, submission.answers[0]), uploads)
         now = time.perf_counter()
         return [
-            DecidedMessage(
+            pipeline_messages.DecidedMessage(
                 message.sequence,
                 *((submission,), (), answer, ()),
                 now,
@@ -332,24 +314,26 @@ class CommitPipeline:
         ]
 
     async def _decide_each(
-        self, messages: Sequence[PipelineMessage], held_to: Principal | None
-    ) -> list[DecidedMessage | RejectedMessage]:
-        decided: list[DecidedMessage | RejectedMessage] = []
+        self, messages: Sequence[pipeline_messages.PipelineMessage], held_to: Principal | None
+    ) -> list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage]:
+        decided: list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage] = []
         for message in messages:
             try:
                 decided.append(await self._decide(message, held_to))
             except Exception as error:  # noqa: BLE001 - reported when its turn comes
-                decided.append(RejectedMessage(message.sequence, error))
+                decided.append(pipeline_messages.RejectedMessage(message.sequence, error))
                 break
         return decided
 
-    async def _decide(self, message: PipelineMessage, held_to: Principal | None) -> DecidedMessage:
+    async def _decide(
+        self, message: pipeline_messages.PipelineMessage, held_to: Principal | None
+    ) -> pipeline_messages.DecidedMessage:
         submissions: list[Submission] = []
         if held_to is not None:
             # All of it at first, so that one that speaks for another's node changes nothing.
             self._controller.require_own(message.commits, held_to)
         answered_bytes = 0
-        for part, rows in split_message(message):
+        for part, rows in pipeline_core.split_message(message):
             await self._budget.take(rows)
             submission = self._controller.submit(part, held_to, answered_bytes)
             answered_bytes += sum(map(commit_bytes, submission.answers))
@@ -358,24 +342,26 @@ class CommitPipeline:
         uploads = answers.pop() if message.uploads is not None else None
         effects, now = message.with_effects, time.perf_counter()
         trace = message.trace and message.trace.decided(submissions)
-        return DecidedMessage(message.sequence, submissions, answers, uploads, effects, now, trace)
+        return pipeline_messages.DecidedMessage(
+            message.sequence, submissions, answers, uploads, effects, now, trace
+        )
 
 
 def _read(
     data: bytes, refusal: Exception | None, came_ns: int
-) -> PipelineMessage | RejectedMessage:
+) -> pipeline_messages.PipelineMessage | pipeline_messages.RejectedMessage:
     """Parse a message completely before its commits are decided, so it changes all or nothing."""
     sequence: int | None = None
     try:
-        message = parse_batch(data)
+        message = wire_columns.parse_batch(data)
         sequence = message.sequence
         if refusal is not None:
             raise refusal
-        commits: list[PipelineCommit] = [
+        commits: list[pipeline_messages.PipelineCommit] = [
             _read_commit(index, commit) for index, commit in enumerate(message.commits)
         ]
         if message.HasField("uploads"):
-            commits.append(uploads_in(message.uploads))
+            commits.append(wire_columns.uploads_in(message.uploads))
         with_effects = [
             (place, commit)
             for place, commit in enumerate(message.commits)
@@ -383,37 +369,42 @@ def _read(
         ]
         trace = None
         if came_ns and message.traceparents:
-            trace = MessageTrace(tuple(message.traceparents), came_ns)
-        return PipelineMessage(
-            sequence, commits, sum(map(count_rows, commits)), with_effects, trace
+            trace = pipeline_messages.MessageTrace(tuple(message.traceparents), came_ns)
+        return pipeline_messages.PipelineMessage(
+            sequence, commits, sum(map(pipeline_core.count_rows, commits)), with_effects, trace
         )
     except Exception as error:  # noqa: BLE001 - reported when its turn comes
-        return RejectedMessage(sequence, error)
+        return pipeline_messages.RejectedMessage(sequence, error)
 
 
 def _read_commit(
     index: int, commit: pb.PackedCommitStreamSetObjectRequest
 ) -> CommitStreamSetObject:
     try:
-        request = commit_stream_set_object_in(commit)
-    except InvalidRequestError as error:
+        request = wire_columns.commit_stream_set_object_in(commit)
+    except errors.InvalidRequestError as error:
         reason = str(error).removeprefix(f"{error.field}: ")
-        raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
-    require_fields(current_caller(), "ObjectService.CommitPipeline", request)
+        raise errors.InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
+    require_fields(authenticator.current_caller(), "ObjectService.CommitPipeline", request)
     return request
 
 
-def _record(message: DecidedMessage | RejectedMessage) -> None:
+def _record(message: pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage) -> None:
     """Note a message's commits in the record of the call, before they are answered."""
-    if isinstance(message, DecidedMessage) and (record := current_record()) is not None:
+    if (
+        isinstance(message, pipeline_messages.DecidedMessage)
+        and (record := current_record()) is not None
+    ):
         tally = message.tally()
         record.counted(*tally)
         for place, commit in message.with_effects:
             answer = cast(CommitStreamSetObjectAnswer, message.commits[place])
-            record.carried(commit, commit_stream_set_object_out(answer), tally[-1])
+            record.carried(commit, wire_columns.commit_stream_set_object_out(answer), tally[-1])
 
 
-async def _answer(message: DecidedMessage | RejectedMessage, context: Context) -> bytes:
+async def _answer(
+    message: pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage, context: Context
+) -> bytes:
     try:
         return await message.response()
     except Exception as error:  # noqa: BLE001 - every failure of a message is a status

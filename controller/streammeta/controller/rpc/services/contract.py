@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -21,24 +22,11 @@ from streammeta.controller.features import Software
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.failover import HeartbeatAnswer, Heartbeats
-from streammeta.controller.metadata.api.answers import (
-    AdoptObjectsAnswer,
-    FinishRestoreAnswer,
-    MetadataSize,
-    SetFeatureLevelAnswer,
-)
+from streammeta.controller.metadata.api import answers
 from streammeta.controller.metadata.api.requests import FinishRestore, HoldDeletions
 from streammeta.controller.metadata.tables.values import NodeIdentity
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.calls.caller_addresses import described, leader_endpoint
-from streammeta.controller.rpc.calls.error_mapping import (
-    Context,
-    StreamHandler,
-    UnaryHandler,
-    abort,
-    guarded,
-    parsed,
-    quote_offset,
-)
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.codec.adoption_messages import adoption_in, adoption_out
 from streammeta.controller.rpc.codec.conversion import checked
@@ -64,7 +52,7 @@ from streammeta.rpc.method_facts import RequestClass
 from streammeta.rpc.methods import facts_of
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
-PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+PipelineHandler = Callable[[AsyncIterator[bytes], error_mapping.Context], Awaitable[None]]
 """Handler of messages as bytes that answers by `context.write`, also in bytes."""
 
 
@@ -77,8 +65,8 @@ _PARSERS: Mapping[str, Callable[[bytes], Message]] = {
 def service_handler(
     service: ServiceDescriptor,
     entrance: CallPipeline,
-    unary: Mapping[str, UnaryHandler],
-    streams: Mapping[str, StreamHandler] | None = None,
+    unary: Mapping[str, error_mapping.UnaryHandler],
+    streams: Mapping[str, error_mapping.StreamHandler] | None = None,
     pipelines: Mapping[str, PipelineHandler] | None = None,
     *,
     unserved: Collection[str] = (),
@@ -105,12 +93,12 @@ def service_handler(
         parse = _PARSERS.get(method.full_name, request_class.FromString)
         if (call := unary.get(method.name)) is not None:
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                entrance.wrap(method.full_name, parsed(call, parse)),
+                entrance.wrap(method.full_name, error_mapping.parsed(call, parse)),
                 response_serializer=_serialized,
             )
         elif (stream := streams.get(method.name)) is not None:
             handlers[method.name] = grpc.unary_stream_rpc_method_handler(
-                entrance.wrap(method.full_name, parsed(stream, parse), lasts=True),
+                entrance.wrap(method.full_name, error_mapping.parsed(stream, parse), lasts=True),
                 response_serializer=_serialized,
             )
         elif (pipeline := pipelines.get(method.name)) is not None:
@@ -140,39 +128,34 @@ TRANSFER_TIMEOUT_MS = 30_000
 """Maximum time of a transfer, in milliseconds. The driver abandons a slow successor earlier."""
 
 
+@dataclass(eq=False)
 class AdminHandlers:
     """AdminService, answered from this controller's own state.
 
     Only the leader transfers leadership.
     """
 
-    def __init__(
-        self,
-        config: ControllerConfig,
-        driver: QuorumDriver,
-        controller: MetadataController,
-        bucket: BucketClaims,
-        features: FeatureUpdates,
-    ) -> None:
-        self._config = config
-        self._driver = driver
-        self._controller = controller
-        self._bucket = bucket
-        self._features = features
+    _config: ControllerConfig
+    _driver: QuorumDriver
+    _controller: MetadataController
+    _bucket: BucketClaims
+    _features: FeatureUpdates
 
-    def unary(self) -> Mapping[str, UnaryHandler]:
+    def unary(self) -> Mapping[str, error_mapping.UnaryHandler]:
         """Return the handlers by method name."""
         return {
-            "DescribeCluster": guarded(self._describe_cluster),
-            "StateHash": guarded(self._state_hash),
-            "TakeSnapshot": guarded(self._take_snapshot),
-            "TransferLeadership": guarded(self._transfer_leadership),
-            "UpdateFeatureLevel": guarded(self._update_feature_level),
-            "AdoptObjects": guarded(self._adopt_objects),
-            "FinishRestore": guarded(self._finish_restore),
+            "DescribeCluster": error_mapping.guarded(self._describe_cluster),
+            "StateHash": error_mapping.guarded(self._state_hash),
+            "TakeSnapshot": error_mapping.guarded(self._take_snapshot),
+            "TransferLeadership": error_mapping.guarded(self._transfer_leadership),
+            "UpdateFeatureLevel": error_mapping.guarded(self._update_feature_level),
+            "AdoptObjects": error_mapping.guarded(self._adopt_objects),
+            "FinishRestore": error_mapping.guarded(self._finish_restore),
         }
 
-    async def _describe_cluster(self, _: Any, __: Context) -> admin_pb2.DescribeClusterResponse:
+    async def _describe_cluster(
+        self, _: Any, __: error_mapping.Context
+    ) -> admin_pb2.DescribeClusterResponse:
         leader = self._driver.leader
         seen = described(self._driver)
         return admin_pb2.DescribeClusterResponse(
@@ -192,7 +175,7 @@ class AdminHandlers:
         )
 
     async def _state_hash(
-        self, request: admin_pb2.StateHashRequest, _: Context
+        self, request: admin_pb2.StateHashRequest, _: error_mapping.Context
     ) -> admin_pb2.StateHashResponse:
         seen = await self._controller.state_hash(
             request.at_offset if request.HasField("at_offset") else None
@@ -205,7 +188,7 @@ class AdminHandlers:
         )
 
     async def _take_snapshot(
-        self, _: admin_pb2.TakeSnapshotRequest, __: Context
+        self, _: admin_pb2.TakeSnapshotRequest, __: error_mapping.Context
     ) -> admin_pb2.TakeSnapshotResponse:
         taken = await self._driver.take_snapshot()
         return admin_pb2.TakeSnapshotResponse(
@@ -213,7 +196,7 @@ class AdminHandlers:
         )
 
     async def _transfer_leadership(
-        self, request: admin_pb2.TransferLeadershipRequest, context: Context
+        self, request: admin_pb2.TransferLeadershipRequest, context: error_mapping.Context
     ) -> admin_pb2.TransferLeadershipResponse:
         successor = None
         # 0 is a valid id, so a missing field is what leaves the choice to the leader.
@@ -223,32 +206,32 @@ class AdminHandlers:
         return admin_pb2.TransferLeadershipResponse()
 
     async def _update_feature_level(
-        self, request: admin_pb2.UpdateFeatureLevelRequest, context: Context
+        self, request: admin_pb2.UpdateFeatureLevelRequest, context: error_mapping.Context
     ) -> admin_pb2.UpdateFeatureLevelResponse:
         answered = await self._features.update(
             request.level, is_lower=request.lower, dry_run=request.dry_run
         )
-        quote_offset(context, answered.offset)
+        error_mapping.quote_offset(context, answered.offset)
         return cast(admin_pb2.UpdateFeatureLevelResponse, _write_level(answered.answer))
 
     async def _adopt_objects(
-        self, request: admin_pb2.AdoptObjectsRequest, context: Context
+        self, request: admin_pb2.AdoptObjectsRequest, context: error_mapping.Context
     ) -> admin_pb2.AdoptObjectsResponse:
         asked = adoption_in(request)
         async with self._controller.gate.admitted(
             _class_of("AdminService.AdoptObjects"), context.time_remaining()
         ):
             answered = await self._controller.write(asked)
-        quote_offset(context, answered.offset)
-        return adoption_out(cast(AdoptObjectsAnswer, answered.answer), asked.range_count)
+        error_mapping.quote_offset(context, answered.offset)
+        return adoption_out(cast(answers.AdoptObjectsAnswer, answered.answer), asked.range_count)
 
     async def _finish_restore(
-        self, _: admin_pb2.FinishRestoreRequest, context: Context
+        self, _: admin_pb2.FinishRestoreRequest, context: error_mapping.Context
     ) -> admin_pb2.FinishRestoreResponse:
         # Replicated, because all later leaders must leave the recovery mode too.
         answered = await self._controller.write(FinishRestore())
-        quote_offset(context, answered.offset)
-        answer = cast(FinishRestoreAnswer, answered.answer)
+        error_mapping.quote_offset(context, answered.offset)
+        answer = cast(answers.FinishRestoreAnswer, answered.answer)
         return admin_pb2.FinishRestoreResponse(was_recovering=answer.was_recovering)
 
 
@@ -294,12 +277,12 @@ class NodeHandlers:
         self._heartbeats = heartbeats
         self._gate = gate
 
-    def unary(self) -> Mapping[str, UnaryHandler]:
+    def unary(self) -> Mapping[str, error_mapping.UnaryHandler]:
         """Return the handlers by method name."""
-        return {"Heartbeat": guarded(self._heartbeat)}
+        return {"Heartbeat": error_mapping.guarded(self._heartbeat)}
 
     async def _heartbeat(
-        self, request: nodes_pb2.HeartbeatRequest, context: Context
+        self, request: nodes_pb2.HeartbeatRequest, context: error_mapping.Context
     ) -> nodes_pb2.HeartbeatResponse:
         async with self._gate.admitted(
             _class_of("NodeService.Heartbeat"), context.time_remaining()
@@ -323,8 +306,8 @@ class NodeHandlers:
         return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))
 
 
-_write_size = PLAIN.writer(MetadataSize, admin_pb2.MapSize)
-_write_level = PLAIN.writer(SetFeatureLevelAnswer, admin_pb2.UpdateFeatureLevelResponse)
+_write_size = PLAIN.writer(answers.MetadataSize, admin_pb2.MapSize)
+_write_level = PLAIN.writer(answers.SetFeatureLevelAnswer, admin_pb2.UpdateFeatureLevelResponse)
 _read_node = PLAIN.reader(NodeIdentity, common_pb2.NodeIdentity)
 _write_heartbeat = PLAIN.writer(HeartbeatAnswer, nodes_pb2.HeartbeatResponse)
 
@@ -349,28 +332,25 @@ _ABORT_PATIENCE_S = 5.0
 """Maximum time to send the status that cuts off a slow reader, in seconds."""
 
 
+@dataclass(eq=False)
 class MetadataHandlers:
     """MetadataService: snapshots, spooled to the disk by a thread, and watches."""
 
-    def __init__(
-        self,
-        controller: MetadataController,
-        spool: SnapshotSpool,
-        on_copied: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_copied` is called after each snapshot made for a caller."""
-        self._controller = controller
-        self._spool = spool
-        self._on_copied = on_copied
-        self._watch = WatchHandler(controller.changes)
+    _controller: MetadataController
+    _spool: SnapshotSpool
+    _on_copied: Callable[[], None] = lambda: None
+    """Called after each snapshot made for a caller."""
+
+    def __post_init__(self) -> None:
+        self._watch = WatchHandler(self._controller.changes)
         self._places = Places("snapshots", _SNAPSHOT_RETRY_MS)
 
-    def streams(self) -> Mapping[str, StreamHandler]:
+    def streams(self) -> Mapping[str, error_mapping.StreamHandler]:
         """Return the handlers by method name."""
         return {"GetSnapshot": self._get_snapshot, "Watch": self._watch.watch}
 
     async def _get_snapshot(
-        self, request: metadata_pb2.GetSnapshotRequest, context: Context
+        self, request: metadata_pb2.GetSnapshotRequest, context: error_mapping.Context
     ) -> None:
         given = current_quota().snapshots
         try:
@@ -386,12 +366,15 @@ class MetadataHandlers:
         except SlowReaderError as error:
             # A message that is stuck permanently delays the status after it.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(abort(context, error), _ABORT_PATIENCE_S)
+                await asyncio.wait_for(error_mapping.abort(context, error), _ABORT_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status
-            await abort(context, error)
+            await error_mapping.abort(context, error)
 
     async def _serve_snapshot(
-        self, request: metadata_pb2.GetSnapshotRequest, context: Context, file: SpoolFile
+        self,
+        request: metadata_pb2.GetSnapshotRequest,
+        context: error_mapping.Context,
+        file: SpoolFile,
     ) -> None:
         # Few snapshots are written at a time; a slow reader holds up no other.
         gate = self._controller.gate

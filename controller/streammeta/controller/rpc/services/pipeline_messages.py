@@ -8,11 +8,7 @@ from typing import NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 
-from streammeta.controller.metadata.api.answers import (
-    Answer,
-    CommitStreamSetObjectAnswer,
-    CommitUploadsAnswer,
-)
+from streammeta.controller.metadata.api import answers
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.rpc.codec.wire_columns import (
     commit_stream_set_object_out,
@@ -74,8 +70,8 @@ class DecidedMessage(NamedTuple):
 
     sequence: int
     submissions: Sequence[Submission]
-    commits: Sequence[Answer]
-    uploads: Answer | None
+    commits: Sequence[answers.Answer]
+    uploads: answers.Answer | None
     with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
     decided_at: float = 0.0
     """Time of the decision, in seconds of `time.perf_counter`."""
@@ -83,10 +79,10 @@ class DecidedMessage(NamedTuple):
 
     def verdicts(self) -> tuple[int, int]:
         """Return (commits, rejected commits)."""
-        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
+        commits = cast(Sequence[answers.CommitStreamSetObjectAnswer], self.commits)
         calls, refused = len(commits), sum(1 for answer in commits if answer.error)
         if self.uploads is not None:
-            uploads = cast(CommitUploadsAnswer, self.uploads)
+            uploads = cast(answers.CommitUploadsAnswer, self.uploads)
             calls += len(uploads.errors)
             refused += int(np.count_nonzero(uploads.errors))
         return calls, refused
@@ -94,12 +90,12 @@ class DecidedMessage(NamedTuple):
     def tally(self) -> tuple[int, int, int, int]:
         """Return (commits, rows, rejected commits, end of the log that contains them)."""
         calls, refused = self.verdicts()
-        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
+        commits = cast(Sequence[answers.CommitStreamSetObjectAnswer], self.commits)
         rows = sum(
             len(answer.range_errors) + len(answer.stream_object_errors) for answer in commits
         )
         if self.uploads is not None:
-            rows += len(cast(CommitUploadsAnswer, self.uploads).range_errors)
+            rows += len(cast(answers.CommitUploadsAnswer, self.uploads).range_errors)
 
         # An answer is valid as of the last of its entries.
         end = max((submission.offset for submission in self.submissions), default=-1)
@@ -112,9 +108,9 @@ class DecidedMessage(NamedTuple):
         """
         response = pb.PackedCommitPipelineResponse(sequence=self.sequence)
         if self.uploads is not None:
-            uploads_out(cast(CommitUploadsAnswer, self.uploads), response.uploads)
+            uploads_out(cast(answers.CommitUploadsAnswer, self.uploads), response.uploads)
         for answer in self.commits:
-            commit = commit_stream_set_object_out(cast(CommitStreamSetObjectAnswer, answer))
+            commit = commit_stream_set_object_out(cast(answers.CommitStreamSetObjectAnswer, answer))
             response.commits.append(commit)
         # Before the wait, so that encoding overlaps the flush and the round trip of the followers.
         encoded = response.SerializeToString()

@@ -7,14 +7,14 @@ The number in flight is bounded. The other controllers speak to the quorum elsew
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from streammeta.controller.config import check_reachable
-from streammeta.controller.errors import BusyError, InvalidRequestError
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.rpc.calls.caller_addresses import described
@@ -25,6 +25,7 @@ from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
 from streammeta.controller.trust.audit.lines import Chain
 from streammeta.controller.trust.policy_file import PolicyFile
+from streammeta.controller.trust.rates import Places
 from streammeta.v1 import quorum_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,6 +40,8 @@ CHANGE_TIMEOUT_MS_MAX = 600_000
 REQUESTS_MAX = 32
 """Maximum number of voter changes in flight."""
 
+_RETRY_MS = 1_000
+
 DIRECTORY_ID_CHARS_MAX = 64
 """Maximum length of a directory id, longer than any UUID.
 
@@ -46,44 +49,18 @@ Ids are compared and shown, never parsed.
 """
 
 
-class _Room:
-    """Bound on the number of requests in flight."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """Occupy one place while the block runs. Raises BusyError if there is none."""
-        if self._taken >= REQUESTS_MAX:
-            raise BusyError(
-                f"{self._taken} requests of operators are in flight, which is the limit: "
-                "retry later"
-            )
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
-
-
+@dataclass(eq=False)
 class QuorumServicer:
     """Serves the quorum to operators: its description, and changes of its voters."""
 
-    def __init__(
-        self,
-        driver: QuorumDriver,
-        cluster_id: ClusterId,
-        features: FeatureUpdates,
-        policy: PolicyFile | None = None,
-        audit_head: Callable[[], Chain | None] = lambda: None,
-    ) -> None:
-        self._driver = driver
-        self._features = features
-        self._cluster_id = cluster_id
-        self._policy = policy
-        self._audit_head = audit_head
-        self._operators = _Room()
+    _driver: QuorumDriver
+    _cluster_id: ClusterId
+    _features: FeatureUpdates
+    _policy: PolicyFile | None = None
+    _audit_head: Callable[[], Chain | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._operators = Places("voter changes", _RETRY_MS)
 
     def unary(self) -> Mapping[str, UnaryHandler]:
         """Return the handlers by method name."""
@@ -96,7 +73,7 @@ class QuorumServicer:
     async def AddVoter(self, request: pb.AddVoterRequest, context: Context) -> pb.AddVoterResponse:
         """Make an observer a voter, and wait until that is committed."""
         try:
-            with self._operators.one():
+            with self._operators.taken(None, per_holder=REQUESTS_MAX, in_all=REQUESTS_MAX):
                 # First: a command meant for another cluster must change nothing here.
                 self._require_cluster(request.cluster_id)
                 voter = _read_voter(request.voter, "voter")
@@ -120,7 +97,7 @@ class QuorumServicer:
     ) -> pb.RemoveVoterResponse:
         """Make a voter an observer, and wait until that is committed."""
         try:
-            with self._operators.one():
+            with self._operators.taken(None, per_holder=REQUESTS_MAX, in_all=REQUESTS_MAX):
                 self._require_cluster(request.cluster_id)
                 key = _read_key(request.key, "key")
                 timeout_ms = _change_timeout_ms(request.timeout_ms, context)
@@ -183,14 +160,14 @@ def _check_voter(voter: Voter) -> None:
 
 
 _PARTS = Conversion(
-    reads={
+    {
         NodeId: not_negative,
         Epoch: not_negative,
         EndOffset: not_negative,
         DirectoryId: _directory_id,
     },
-    writes={},
-    checks={Voter: _check_voter},
+    {},
+    {Voter: _check_voter},
 )
 _read_voter = _PARTS.reader(Voter, pb.Voter)
 _read_key = _PARTS.reader(ReplicaKey, pb.ReplicaKey)

@@ -21,14 +21,7 @@ from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.broker_sessions import Heard, NodeState
 from streammeta.controller.metadata.api import answers, named_answers, requests
 from streammeta.controller.metadata.tables.values import Int64Column, ObjectState, Tags, column
-from streammeta.controller.rpc.calls.error_mapping import (
-    Context,
-    UnaryHandler,
-    guarded,
-    longest_wait_ms,
-    quote_offset,
-    read_after,
-)
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.codec import wire_columns
 from streammeta.controller.rpc.codec.conversion import Conversion, Write, not_set
 from streammeta.controller.runtime.load.admission import TurnBudget, class_of
@@ -185,7 +178,7 @@ def _in_pieces(encode: Encode, items: str) -> Encode:
     return encode_list
 
 
-def routed(route: Route, controller: MetadataController) -> UnaryHandler:
+def routed(route: Route, controller: MetadataController) -> error_mapping.UnaryHandler:
     """Return the handler that submits a route's requests. Reads may name a minimum offset."""
     write = CommitBatcher(controller).write if route.joins else controller.write
 
@@ -194,7 +187,7 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     work = facts.work
     assert work is not None, f"{route.method} has no admission class: use a separate handler"
 
-    async def handle(request: Message, context: Context) -> Message | bytes:
+    async def handle(request: Message, context: error_mapping.Context) -> Message | bytes:
         caller = current_caller()
         decoded = route.decode(request)
         require_fields(caller, route.method, decoded)
@@ -211,16 +204,18 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
                     took_s = time.perf_counter() - began
                     controller.commits.add(1, bool(answer.error), took_s)
             else:
-                at_least = read_after(context)
+                at_least = error_mapping.read_after(context)
                 if at_least is None:
                     answered = await controller.read(decoded)
                 else:
-                    answered = await controller.read(decoded, at_least, longest_wait_ms(context))
-            quote_offset(context, answered.offset)
+                    answered = await controller.read(
+                        decoded, at_least, error_mapping.longest_wait_ms(context)
+                    )
+            error_mapping.quote_offset(context, answered.offset)
             encoded = route.encode(answered.answer)
             return encoded if isinstance(encoded, Message) else await _joined(encoded, turns)
 
-    return guarded(handle)
+    return error_mapping.guarded(handle)
 
 
 async def _joined(pieces: Iterator[Message], turns: TurnBudget) -> bytes:
@@ -365,19 +360,19 @@ def _node_writer(view: LeaderView) -> Write:
 
 
 PLAIN = Conversion(
-    reads={
+    {
         Tags: _tags,
         Int64Column: lambda rows, _: column(rows),
         requests.Queries: _object_queries,
     },
-    writes={
+    {
         Tags: lambda tags: [common_pb2.Tag(key=key, value=value) for key, value in tags],
         tuple[int, int]: lambda ends: streams_pb2.OffsetRange(
             start_offset=ends[0], end_offset=ends[1]
         ),
         Int64Column: lambda rows: rows.tolist(),
     },
-    checks={requests.CommitStreamObject: _check_operations},
+    {requests.CommitStreamObject: _check_operations},
 )
 """Conversion of requests and answers, without the leader's additions to descriptions."""
 

@@ -32,21 +32,8 @@ from streammeta.controller.metadata.tables.tables import Array, roomy_zeros
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.persistence.state_hashes import UNKNOWN_LOG_HASH
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointError,
-    CheckpointReader,
-    Columns,
-    NewerCheckpointError,
-    Sink,
-    write_checkpoint,
-)
+from streammeta.controller.snapshot import checkpoint_file, voters
 from streammeta.controller.snapshot.section_reading import ColumnBuffers
-from streammeta.controller.snapshot.voters import (
-    VOTERS_COLUMNS,
-    VOTERS_SECTION,
-    section_voters,
-    voters_section,
-)
 
 LARGE_BYTES = 1 << 20
 """At most one section of this size or more is read ahead, to limit memory."""
@@ -59,7 +46,7 @@ class ReadAhead(Mapping[str, dict[str, Any]]):
     """
 
     def __init__(
-        self, reader: CheckpointReader, order: Sequence[str], buffers: ColumnBuffers
+        self, reader: checkpoint_file.CheckpointReader, order: Sequence[str], buffers: ColumnBuffers
     ) -> None:
         """Start reading. `order` lists sections in order of access, whether they exist or not."""
         self._entries = reader.entries
@@ -106,7 +93,7 @@ LOG_HASH_SECTION = "log_hash"
 """One row: `value`, the rolling hash of the entries below the end in hex, empty if unknown."""
 
 _KNOWN_COLUMNS = {
-    VOTERS_SECTION: frozenset(VOTERS_COLUMNS),
+    voters.VOTERS_SECTION: frozenset(voters.VOTERS_COLUMNS),
     LOG_HASH_SECTION: frozenset(("value",)),
     **{name: frozenset((*names, *ADDED_COLUMNS.get(name, ()))) for name, names in COLUMNS.items()},
 }
@@ -126,9 +113,9 @@ class FrozenCheckpoint:
         """Return the identity of the checkpoint."""
         return self.point.snapshot_id
 
-    def write(self, sink: Sink) -> int:
+    def write(self, sink: checkpoint_file.Sink) -> int:
         """Write the whole file and return its size in bytes."""
-        return write_checkpoint(
+        return checkpoint_file.write_checkpoint(
             sink,
             self.id,
             self.point.cluster_id,
@@ -148,8 +135,8 @@ class _Sections(Mapping[str, Any]):
     """Sections of voters and log hash, then the metadata's sections, each computed on access."""
 
     def __init__(self, frozen: FrozenCheckpoint) -> None:
-        self._added: dict[str, Columns] = {
-            VOTERS_SECTION: voters_section(frozen.point.voters),
+        self._added: dict[str, checkpoint_file.Columns] = {
+            voters.VOTERS_SECTION: voters.voters_section(frozen.point.voters),
             LOG_HASH_SECTION: {"value": [frozen.log_hash.hex()]},
         }
         self._metadata_sections = frozen.view.sections()
@@ -199,16 +186,16 @@ def read_metadata(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
         CheckpointError: the file is damaged, its sections contradict each other, or it is another
             checkpoint.
     """
-    reader = CheckpointReader(file, snapshot_id.file_name)
+    reader = checkpoint_file.CheckpointReader(file, snapshot_id.file_name)
     if reader.id != snapshot_id:
-        raise CheckpointError(
+        raise checkpoint_file.CheckpointError(
             f"the file is checkpoint {reader.id.file_name}, expected {snapshot_id.file_name}"
         )
     try:
         with ReadAhead(reader, tuple(SECTIONS), _TableBuffers()) as sections:
             cluster_metadata = ClusterMetadata.from_sections(sections, snapshot_id.end_offset)
     except DamagedMetadataError as error:
-        raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
+        raise checkpoint_file.CheckpointError(f"{snapshot_id.file_name}: {error}") from error
     return LoadedMetadata(cluster_metadata, log_hash_of(reader))
 
 
@@ -246,7 +233,7 @@ class EarlyReading:
         """Return what `read_metadata` returns, from the early result if it belongs to this file."""
         early, self._early = self._early, None
         if early is not None:
-            digest = CheckpointReader(file, snapshot_id.file_name).digest
+            digest = checkpoint_file.CheckpointReader(file, snapshot_id.file_name).digest
             with contextlib.suppress(Exception):  # reading the file below reports it again
                 read_digest, loaded = early.result()
                 # Equal digests mean equal contents, even if the file was replaced meanwhile.
@@ -259,20 +246,20 @@ class EarlyReading:
 
 def _read_with_digest(path: Path) -> tuple[bytes, LoadedMetadata]:
     with path.open("rb") as file:
-        reader = CheckpointReader(file, path.name)
+        reader = checkpoint_file.CheckpointReader(file, path.name)
         return reader.digest, read_metadata(file, reader.id)
 
 
-def log_hash_of(reader: CheckpointReader) -> bytes:
+def log_hash_of(reader: checkpoint_file.CheckpointReader) -> bytes:
     """Return the rolling hash of the log below a checkpoint's end."""
     if LOG_HASH_SECTION not in reader.entries:
         return UNKNOWN_LOG_HASH  # older versions wrote none
     return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])
 
 
-def state_hash_of(reader: CheckpointReader) -> bytes:
+def state_hash_of(reader: checkpoint_file.CheckpointReader) -> bytes:
     """Return the digest of a checkpoint's metadata, section by section, without loading it."""
-    added = (VOTERS_SECTION, LOG_HASH_SECTION)
+    added = (voters.VOTERS_SECTION, LOG_HASH_SECTION)
     names = [name for name in reader.entries if name not in added]
     return sections_digest((name, reader.columns(name)) for name in names)
 
@@ -284,28 +271,28 @@ def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
         try:
             return _checked_voters(file, snapshot_id, cluster_id)
         # A newer file is intact, so it must not be removed as damaged.
-        except NewerCheckpointError as error:
+        except checkpoint_file.NewerCheckpointError as error:
             raise NewerVersionError(str(error)) from error
-        except CheckpointError as error:
+        except checkpoint_file.CheckpointError as error:
             raise BadSnapshotError(str(error)) from error
 
     return check
 
 
 def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: ClusterId) -> VoterSet:
-    reader = CheckpointReader(file, snapshot_id.file_name)
+    reader = checkpoint_file.CheckpointReader(file, snapshot_id.file_name)
     if (reader.id, reader.cluster_id) != (snapshot_id, cluster_id):
-        raise CheckpointError(
+        raise checkpoint_file.CheckpointError(
             f"{snapshot_id.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
             f"{reader.cluster_id!r}, expected the one of its name and of cluster {cluster_id!r}"
         )
     # Bytes before contents: nothing of a damaged file is interpreted.
     reader.verify()
     _require_known(reader)
-    return section_voters(reader)
+    return voters.section_voters(reader)
 
 
-def _require_known(reader: CheckpointReader) -> None:
+def _require_known(reader: checkpoint_file.CheckpointReader) -> None:
     """Reject unknown sections and columns before any row is read.
 
     A newer version may define their contents freely.

@@ -7,16 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import (
-    Event,
-    TransferRejected,
-    TransferRequested,
-    VoterChangeDone,
-    VoterChangeRejected,
-    VoterChangeRequested,
-)
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.quorum.roles import Follower, Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
@@ -31,7 +24,7 @@ _TRANSFER = 0
 class Operations:
     """Passes requests to the core through `feed`, and outcomes to the waiting callers."""
 
-    def __init__(self, feed: Callable[[Event], None]) -> None:
+    def __init__(self, feed: Callable[[events.Event], None]) -> None:
         self._feed = feed
         self._changes: WaiterMap[int, EndOffset] = WaiterMap()
         self._transfers: WaiterMap[int, None] = WaiterMap()
@@ -47,7 +40,7 @@ class Operations:
         change_id = self._last_change
         # Before the event, because the core may answer within `feed`.
         future = self._changes.expect(change_id)
-        self._feed(VoterChangeRequested(change_id, change))
+        self._feed(events.VoterChangeRequested(change_id, change))
         try:
             return await asyncio.wait_for(future, timeout_ms / 1000)
         except TimeoutError:
@@ -71,7 +64,7 @@ class Operations:
                 "a leadership transfer is already in progress: wait for its end"
             )
         future = self._transfers.expect(_TRANSFER)
-        self._feed(TransferRequested(to))
+        self._feed(events.TransferRequested(to))
         try:
             await asyncio.wait_for(future, timeout_ms / 1000)
         except TimeoutError:
@@ -81,14 +74,16 @@ class Operations:
         finally:
             self._transfers.forget(_TRANSFER, future)
 
-    def complete(self, effect: VoterChangeDone | VoterChangeRejected | TransferRejected) -> None:
+    def complete(
+        self, effect: events.VoterChangeDone | events.VoterChangeRejected | events.TransferRejected
+    ) -> None:
         """Complete the waiting call with its outcome."""
         match effect:
-            case VoterChangeDone(change_id=change_id, end_offset=end_offset):
+            case events.VoterChangeDone(change_id=change_id, end_offset=end_offset):
                 self._changes.answer(change_id, end_offset)
-            case VoterChangeRejected(change_id=change_id, error=error, reason=reason):
+            case events.VoterChangeRejected(change_id=change_id, error=error, reason=reason):
                 self._changes.fail(change_id, VoterChangeError(error, reason))
-            case TransferRejected(reason=reason):
+            case events.TransferRejected(reason=reason):
                 self._transfers.fail(_TRANSFER, TransferRefusedError(reason))
 
     def leadership_ended(self) -> None:

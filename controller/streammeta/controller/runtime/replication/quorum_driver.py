@@ -23,32 +23,15 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.quorum.roles import Leader, Resigned
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.runtime import interfaces
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.interfaces import (
-    Endpoints,
-    PeerTransport,
-    Reply,
-    SnapshotPoint,
-    StateMachine,
-)
+from streammeta.controller.runtime.persistence import quorum_disk
 from streammeta.controller.runtime.persistence.checkpointer import Checkpointer, CheckpointLimits
 from streammeta.controller.runtime.persistence.disk_space import DiskSpace
-from streammeta.controller.runtime.persistence.quorum_disk import (
-    CoreReport,
-    DiskRead,
-    JournalThread,
-    StateWritten,
-)
-from streammeta.controller.runtime.replication import operations
+from streammeta.controller.runtime.replication import operations, waiters
 from streammeta.controller.runtime.replication.append_batching import AppendTurns, FormingBatch
 from streammeta.controller.runtime.replication.core_loop import CoreLoop, Outbox
 from streammeta.controller.runtime.replication.delivery import Deliverer
-from streammeta.controller.runtime.replication.waiters import (
-    FlushWaiters,
-    OffsetWaiters,
-    ReadIndex,
-    ReadRounds,
-)
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="quorum")
@@ -64,8 +47,8 @@ class QuorumDriver:
         *,
         config: QuorumConfig,
         journal: Journal,
-        transport: PeerTransport,
-        state_machine: StateMachine,
+        transport: interfaces.PeerTransport,
+        state_machine: interfaces.StateMachine,
         clock: Clock,
         rng: random.Random | None = None,
         checkpoints: CheckpointLimits | None = None,
@@ -90,8 +73,8 @@ class QuorumDriver:
         self._outbox = Outbox(transport)
         self._core_loop = self._make_core_loop()
         self._operations = operations.Operations(self._core_loop.feed)
-        self._reads = ReadIndex(
-            ReadRounds(config.limits.max_pending_reads),
+        self._reads = waiters.ReadIndex(
+            waiters.ReadRounds(config.limits.max_pending_reads),
             clock,
             feed=self._core_loop.feed,
             schedule=self._schedule_flush,
@@ -108,15 +91,15 @@ class QuorumDriver:
         )
         self._elected: events.LeadershipStarted | None = None
         self._claimed_epoch: Epoch | None = None
-        self._commits = OffsetWaiters()
-        self._flushes = FlushWaiters()
+        self._commits = waiters.OffsetWaiters()
+        self._flushes = waiters.FlushWaiters()
         self.fatal: asyncio.Future[None] = asyncio.Future()
         transport.bind(self)
 
     # -- parts that need threads or the machine's timers; a simulation has its own
 
-    def _make_disk(self, journal: Journal) -> JournalThread:
-        return JournalThread(
+    def _make_disk(self, journal: Journal) -> quorum_disk.JournalThread:
+        return quorum_disk.JournalThread(
             journal, on_report=self._on_report, on_full=self._on_full, on_error=self._fail
         )
 
@@ -246,7 +229,7 @@ class QuorumDriver:
         endpoint = self._transport.endpoints(leader_id).clients
         return None if endpoint is None else (leader_id, endpoint)
 
-    def endpoints(self, node_id: NodeId) -> Endpoints:
+    def endpoints(self, node_id: NodeId) -> interfaces.Endpoints:
         """Return the best known addresses of a controller, this one included."""
         return self._transport.endpoints(node_id)
 
@@ -373,7 +356,7 @@ class QuorumDriver:
         """Write a checkpoint of this replica now. See `Checkpointer.take`."""
         return await self.checkpointer.take()
 
-    def read_disk(self, read: DiskRead) -> None:
+    def read_disk(self, read: quorum_disk.DiskRead) -> None:
         """Read batches of the log on disk. See `DiskRead`. Not answered once the replica stops."""
         self._disk.submit(read)
 
@@ -398,7 +381,7 @@ class QuorumDriver:
         if self._core_loop.is_running:
             self._deliverer.run_soon()
 
-    def snapshot_point(self) -> SnapshotPoint:
+    def snapshot_point(self) -> interfaces.SnapshotPoint:
         """End the open batch and return the log position that the state machine has reached.
 
         On a leader that is the end of its log, committed or not.
@@ -407,7 +390,7 @@ class QuorumDriver:
         end_offset, epoch = self._deliverer.end_offset, self._deliverer.epoch
         if self._claimed_epoch is not None:
             end_offset, epoch = self._core.log.end_offset, self._core.log.last_epoch
-        return SnapshotPoint(
+        return interfaces.SnapshotPoint(
             SnapshotId(end_offset, epoch),
             self._config.cluster_id,
             self._core.voters_at(end_offset),
@@ -428,7 +411,7 @@ class QuorumDriver:
 
     # -- notifications of the network
 
-    def handle(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: Request, reply: interfaces.Reply) -> None:
         """Answer a peer's request by calling `reply` in the step that makes the answer.
 
         A Fetch may wait as long as it asked for. There is no answer if this replica stops
@@ -440,7 +423,7 @@ class QuorumDriver:
         self._outbox.expect(request, reply)
         self._core_loop.feed(events.Received(request))
 
-    def forget(self, request: Request, reply: Reply) -> None:
+    def forget(self, request: Request, reply: interfaces.Reply) -> None:
         """Record that this request no longer waits for an answer."""
         self._outbox.forget(request, reply)
 
@@ -524,10 +507,10 @@ class QuorumDriver:
 
     # -- notifications of the disk
 
-    def _on_report(self, report: CoreReport | StateWritten) -> None:
+    def _on_report(self, report: quorum_disk.CoreReport | quorum_disk.StateWritten) -> None:
         if not self._core_loop.is_running:
             return
-        if isinstance(report, StateWritten):
+        if isinstance(report, quorum_disk.StateWritten):
             self._outbox.state_durable(report.token)
             self._core_loop.feed(events.StateDone(report.token))
             return

@@ -15,13 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from streammeta.controller.errors import (
-    ApiError,
-    BucketRejectedError,
-    MarkerUnseenError,
-    ObjectIdsNotReadyError,
-    OutcomeUnknownError,
-)
+from streammeta.controller import errors
 from streammeta.storage.cluster_files.bucket_marker import LEASE_MS
 
 DECIDED_WAIT_MS = 1_000
@@ -40,8 +34,8 @@ class MarkerLease:
         self._proven_ms: int | None = None
         """Start of the newest check that found the own marker."""
         self._refused_ms: int | None = None
-        self._refusal: ApiError | None = None
-        self._failure: str | BucketRejectedError = "the marker has not been checked yet"
+        self._refusal: errors.ApiError | None = None
+        self._failure: str | errors.BucketRejectedError = "the marker has not been checked yet"
         self._decided = asyncio.Event()
 
     @property
@@ -57,7 +51,7 @@ class MarkerLease:
         return self.left_ms > 0
 
     @property
-    def refusal(self) -> ApiError | None:
+    def refusal(self) -> errors.ApiError | None:
         """Result of the last check that excludes any lease, None if there is none."""
         return self._refusal
 
@@ -79,13 +73,13 @@ class MarkerLease:
         self._failure = "no later check has ended"
         self._decided.set()
 
-    def refuse(self, began_ms: int, refusal: ApiError) -> None:
+    def refuse(self, began_ms: int, refusal: errors.ApiError) -> None:
         """End the lease: a check that began then found that this cluster may not use the bucket."""
         # The time is kept, so that an earlier check that ends later cannot revive the lease.
         self._refused_ms, self._refusal = began_ms, refusal
         self._decided.set()
 
-    def note_failure(self, failure: str | BucketRejectedError) -> None:
+    def note_failure(self, failure: str | errors.BucketRejectedError) -> None:
         """Record why a check failed. The lease is neither extended nor ended.
 
         Callers get a `BucketRejectedError` as it is once the lease has expired: waiting does not
@@ -114,20 +108,20 @@ class MarkerLease:
             OutcomeUnknownError: the lease has expired, but the change is in this cluster's log.
         """
         if not self.is_held:
-            raise OutcomeUnknownError(
+            raise errors.OutcomeUnknownError(
                 "the lease on the cluster's marker in the bucket expired before the change was "
                 "acknowledged, and the change may take effect: retry it with the same id"
             )
 
-    def _error(self) -> ApiError:
+    def _error(self) -> errors.ApiError:
         if self._refusal is not None:
             return self._refusal
         # A wrong bucket does not get right by waiting, so callers should not retry.
-        if isinstance(self._failure, BucketRejectedError):
+        if isinstance(self._failure, errors.BucketRejectedError):
             return self._failure
         # The age shows operators how long the bucket has been unreachable.
         age_ms = None if self._proven_ms is None else self.now_ms() - self._proven_ms
-        return MarkerUnseenError(age_ms, self._failure)
+        return errors.MarkerUnseenError(age_ms, self._failure)
 
 
 def unbounded_lease() -> MarkerLease:
@@ -152,7 +146,9 @@ class ObjectIdGate:
         self.wanted = asyncio.Event()
         """Set when ids were rejected, or when another reason requires a new claim."""
         self._bound = 0
-        self._refusal: ApiError = ObjectIdsNotReadyError("a new leader has just been elected")
+        self._refusal: errors.ApiError = errors.ObjectIdsNotReadyError(
+            "a new leader has just been elected"
+        )
         self._decided = asyncio.Event()
 
     @property
@@ -163,10 +159,10 @@ class ObjectIdGate:
     def open(self, below: int) -> None:
         """Allow ids below the bound."""
         self._bound = below
-        self._refusal = ObjectIdsNotReadyError(f"all ids below {below} are issued")
+        self._refusal = errors.ObjectIdsNotReadyError(f"all ids below {below} are issued")
         self._decided.set()
 
-    def close(self, refusal: ApiError, *, is_final: bool) -> None:
+    def close(self, refusal: errors.ApiError, *, is_final: bool) -> None:
         """Allow no ids. With `is_final`, waiting requests are rejected immediately."""
         self._bound = 0
         self._refusal = refusal
@@ -178,7 +174,7 @@ class ObjectIdGate:
 
     def fail(self, why: str) -> None:
         """Record why no more ids can be claimed now. Ids already claimed can be issued."""
-        refusal = ObjectIdsNotReadyError(why)
+        refusal = errors.ObjectIdsNotReadyError(why)
         # A failing bucket must not stop ids that are already claimed there.
         if self._bound:
             self._refusal = refusal

@@ -258,7 +258,7 @@ class MetadataController:
         if not is_proven and end_offset > self._committed_end:
             log.require_disk_space()  # else the state of the answer may not commit for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
-        return Submission(answers, end_offset, waiting, log, lease, is_proven=is_proven)
+        return Submission(answers, end_offset, waiting, log, lease, is_proven)
 
     def require_own(self, requests: Sequence[WriteRequest], held_to: Principal) -> None:
         """Require that a broker may speak for the nodes of all requests.

@@ -20,29 +20,18 @@ from streammeta.controller.timings import Times
 from streammeta.rpc import tracing
 
 
+@dataclass(eq=False)
 class Submission:
     """Mutations that were decided and appended together, and the wait for their commit."""
 
-    def __init__(
-        self,
-        answers: Sequence[Answer],
-        offset: int,
-        waiting: asyncio.Future[None] | None,
-        log: ReplicatedLog,
-        lease: MarkerLease | None,
-        *,
-        is_proven: bool,
-    ) -> None:
-        """`is_proven` says whether the commit itself proves that this node led.
-
-        The answers require a valid `lease`, if one is passed.
-        """
-        self.answers = answers
-        self.offset = offset
-        self._waiting = waiting
-        self._log = log
-        self._lease = lease
-        self._is_proven = is_proven
+    answers: Sequence[Answer]
+    offset: int
+    _waiting: asyncio.Future[None] | None
+    _log: ReplicatedLog
+    _lease: MarkerLease | None
+    """The answers require it to be valid, if there is one."""
+    _is_proven: bool
+    """Whether the commit itself proves that this node led."""
 
     def tell_flushed(self, told: Callable[[], None]) -> None:
         """Call `told` when everything is on this node's disk, if it leads until then."""

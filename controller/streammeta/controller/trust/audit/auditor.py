@@ -18,16 +18,8 @@ from google.protobuf.message import Message
 
 from streammeta.controller.config import AuditFailure
 from streammeta.controller.errors import AuditUnavailableError
+from streammeta.controller.trust.audit import lines
 from streammeta.controller.trust.audit.check import START_CALL
-from streammeta.controller.trust.audit.lines import (
-    SUMS_MAX,
-    AuditLine,
-    Chain,
-    DenialLimit,
-    Origin,
-    Sums,
-    Verdict,
-)
 from streammeta.controller.trust.audit.rules import refusals, targets
 from streammeta.rpc.method_facts import AuditRule, Recorded
 from streammeta.rpc.method_rows import COMMIT_WITH_EFFECTS
@@ -58,7 +50,7 @@ class Writer(Protocol):
     """Destination of lines, implemented by `audit_writer.AuditWriter`."""
 
     @property
-    def head(self) -> Chain:
+    def head(self) -> lines.Chain:
         """Number and hash of the last line written."""
         ...
 
@@ -67,11 +59,11 @@ class Writer(Protocol):
         """Reason why lines can't be recorded now, empty if they can."""
         ...
 
-    def put(self, line: AuditLine) -> bool:
+    def put(self, line: lines.AuditLine) -> bool:
         """Queue a line. Return False if it is lost."""
         ...
 
-    async def written(self, line: AuditLine) -> None:
+    async def written(self, line: lines.AuditLine) -> None:
         """Queue a line and wait until it is durable. Raises AuditUnavailableError."""
         ...
 
@@ -128,7 +120,7 @@ class CallRecord:
             self._began_ms = self._auditor.clock.monotonic_ms()
         if self._rule.is_guarded:
             # Durable before the handler runs: a crash in between must leave a trace of the attempt.
-            await self._auditor.written(self._line(Verdict.BEGUN))
+            await self._auditor.written(self._line(lines.Verdict.BEGUN))
             self._has_begun = True
 
     def require(self) -> None:
@@ -138,7 +130,7 @@ class CallRecord:
     def began(self) -> None:
         """Record the begin of a stream of messages. Raises AuditUnavailableError."""
         self.require()
-        self._auditor.put(self._line(Verdict.BEGUN))
+        self._auditor.put(self._line(lines.Verdict.BEGUN))
         self._has_begun = True
 
     def counted(self, calls: int, rows: int, refused: int, offset: int) -> None:
@@ -156,8 +148,8 @@ class CallRecord:
         self._auditor.put(
             self._auditor.line(
                 self._call,
-                Verdict.REFUSED if refused else Verdict.OK,
-                origin=Origin(self.principal, self.cert, self._peer),
+                lines.Verdict.REFUSED if refused else lines.Verdict.OK,
+                origin=lines.Origin(self.principal, self.cert, self._peer),
                 target=targets(COMMIT_WITH_EFFECTS, commit, answer),
                 reason=reason,
                 offset=None if offset < 0 else offset,
@@ -180,7 +172,7 @@ class CallRecord:
             # before.
             left = not self._code
             is_unknown = left or self._reason in _UNKNOWN_REASONS
-            verdict = Verdict.UNKNOWN if is_unknown else Verdict.FAILED
+            verdict = lines.Verdict.UNKNOWN if is_unknown else lines.Verdict.FAILED
             self._auditor.put(self._line(verdict, reason="CANCELLED" if left else self._reason))
 
     async def answered(self, answer: Any) -> None:
@@ -199,7 +191,7 @@ class CallRecord:
             self.offset = getattr(answer, "end_offset", -1)
 
         reason, refused = refusals(answer)
-        verdict = Verdict.REFUSED if refused else Verdict.OK
+        verdict = lines.Verdict.REFUSED if refused else lines.Verdict.OK
         line = self._line(verdict, reason=reason, answer=answer, refused=refused)
         if not self._rule.is_guarded:
             self._auditor.put(line)
@@ -215,34 +207,39 @@ class CallRecord:
     def _denied(self) -> None:
         # A flood of rejected calls must not fill the disk. Further ones are only counted.
         if self._auditor.denials.has_room(self.principal, self._call, self._reason):
-            self._auditor.put(self._line(Verdict.DENIED, reason=self._reason))
+            self._auditor.put(self._line(lines.Verdict.DENIED, reason=self._reason))
         else:
             self._summed(refused=1)
 
     def _summed(self, *, refused: int) -> None:
         if self._has_begun:
-            verdict = Verdict.OK if not refused else Verdict.FAILED
+            verdict = lines.Verdict.OK if not refused else lines.Verdict.FAILED
             self._auditor.put(self._line(verdict, reason=self._reason))
         # Messages of a stream have been counted one by one as they arrived.
         if not self._counted or refused:
             self._auditor.count(self.principal, self._call, 1, self.rows, refused, self.offset)
 
     def _line(
-        self, verdict: Verdict, *, reason: str = "", answer: Message | None = None, refused: int = 0
-    ) -> AuditLine:
+        self,
+        verdict: lines.Verdict,
+        *,
+        reason: str = "",
+        answer: Message | None = None,
+        refused: int = 0,
+    ) -> lines.AuditLine:
         found = targets(self._rule, self._request, answer)
         # A single refused item is already stated by the verdict and the reason.
         if refused > 1:
             found["refused"] = refused
 
         took_ms = None
-        if self._began_ms >= 0 and verdict is not Verdict.BEGUN:
+        if self._began_ms >= 0 and verdict is not lines.Verdict.BEGUN:
             took_ms = float(self._auditor.clock.monotonic_ms() - self._began_ms)
 
         return self._auditor.line(
             self._call,
             verdict,
-            origin=Origin(self.principal, self.cert, self._peer),
+            origin=lines.Origin(self.principal, self.cert, self._peer),
             target=found,
             reason=reason,
             offset=None if self.offset < 0 else self.offset,
@@ -296,11 +293,11 @@ class Auditor:
         on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN,
     ) -> None:
         self.clock = clock
-        self.denials = DenialLimit()
+        self.denials = lines.DenialLimit()
         self._writer = writer
         self._leadership = leadership
         self._on_failure = on_failure
-        self._sums = Sums()
+        self._sums = lines.Sums()
         self._sums_since_ms = clock.wall_ms()
 
     def arrived(self, method: str, peer: str) -> CallRecord:
@@ -317,8 +314,8 @@ class Auditor:
         self, name: str, *, reason: str = "", target: Mapping[str, Any] | None = None
     ) -> None:
         """Record an event of the process, e.g. `policy.reload`, with `reason` if it failed."""
-        verdict = Verdict.FAILED if reason else Verdict.OK
-        origin = Origin(f"controller/{self._leadership().node}")
+        verdict = lines.Verdict.FAILED if reason else lines.Verdict.OK
+        origin = lines.Origin(f"controller/{self._leadership().node}")
         self.put(self.line(name, verdict, origin=origin, reason=reason, target=target or {}))
 
     async def run(self) -> None:
@@ -352,10 +349,10 @@ class Auditor:
 
     # -- for records
 
-    def line(self, call: str, verdict: Verdict, **members: Any) -> AuditLine:
+    def line(self, call: str, verdict: lines.Verdict, **members: Any) -> lines.AuditLine:
         """Return a line of now."""
         leadership = self._leadership()
-        return AuditLine(
+        return lines.AuditLine(
             ts_ms=self.clock.wall_ms(),
             node=leadership.node,
             epoch=leadership.epoch,
@@ -370,7 +367,7 @@ class Auditor:
     ) -> None:
         """Count calls for the minute's line."""
         # Principals are chosen by callers, so the table needs a bound.
-        if len(self._sums) >= SUMS_MAX:
+        if len(self._sums) >= lines.SUMS_MAX:
             self._write_sums()
         self._sums.add(principal, call, calls=calls, rows=rows, refusals=refused, offset=offset)
 
@@ -383,11 +380,11 @@ class Auditor:
         if is_refused and (problem := self._writer.problem):
             raise AuditUnavailableError(problem)
 
-    def put(self, line: AuditLine) -> None:
+    def put(self, line: lines.AuditLine) -> None:
         """Hand a line over."""
         self._writer.put(line)
 
-    async def written(self, line: AuditLine) -> None:
+    async def written(self, line: lines.AuditLine) -> None:
         """Hand a guarded call's line over and wait for the disk, unless lines may be lost."""
         if self._on_failure is AuditFailure.DROP:
             self._writer.put(line)
@@ -398,5 +395,5 @@ class Auditor:
         # Swapped before the lines are written, so that consecutive sums leave no gap in time.
         since_ms, self._sums_since_ms = self._sums_since_ms, self.clock.wall_ms()
         for principal, call, counted, offset in self._sums.drain(since_ms):
-            origin = Origin(principal)
-            self.put(self.line(call, Verdict.SUM, origin=origin, sum=counted, offset=offset))
+            origin = lines.Origin(principal)
+            self.put(self.line(call, lines.Verdict.SUM, origin=origin, sum=counted, offset=offset))
