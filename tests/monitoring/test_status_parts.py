@@ -11,7 +11,7 @@ import pytest
 
 from streammeta.controller.lifecycle.broker_sessions import Heard, NodeState
 from streammeta.controller.metadata.api.answers import NodeDescription
-from streammeta.controller.monitoring.pages.pages import _node_row
+from streammeta.controller.monitoring.pages.pages import _NODE_COLUMNS, _table
 from streammeta.controller.monitoring.pages.templating import as_id, cell, in_age, new_environment
 from streammeta.controller.monitoring.status import peer_status as module
 from streammeta.controller.monitoring.status.alarms import BROKERS_NAMED, alarms
@@ -168,11 +168,12 @@ def test_a_broker_that_nobody_waits_for_raises_no_alarm(
 
 def test_the_table_of_brokers_has_the_last_heartbeat_and_ids_as_they_are_written() -> None:
     node = NodeDescription(**{**NODE, "recovered_by": 2008})
-    row = _node_row(node_fields(node, view_of(HEARD, NodeState.ACTIVE)))
-    assert row[:3] == ("1007", "active", "60 s ago")
-    assert "2008" in row
+    active = node_fields(node, view_of(HEARD, NodeState.ACTIVE))
     older = node_fields(node, view_of(Heard(60_000, is_exact=False, has_closed=False)))
-    assert _node_row(older)[2] is None  # it was not heard in this term
+    _, _, (row, old_row) = _table("Brokers", [active, older], _NODE_COLUMNS)
+    assert list(row[:3]) == ["1007", "active", "60 s ago"]
+    assert "2008" in row
+    assert old_row[2] is None  # it was not heard in this term
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ Durations end in `_ms`. Files and the environment are read by the command line, 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,28 +25,6 @@ MEMORY_LIMIT_MB_MIN = 256
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WILDCARDS = ("0.0.0.0", "[::]")
-_AT_LEAST_ONE = (
-    "election_timeout_ms",
-    "fetch_timeout_ms",
-    "lifecycle_interval_ms",
-    "delete_rate",
-    "session_timeout_ms",
-    "recoveries_per_node",
-    "sweep_interval_ms",
-    "snapshot_log_bytes",
-    "snapshot_interval_ms",
-    "backup_interval_ms",
-    "backup_keep_ms",
-    "tls_reload_ms",
-    "connection_age_ms",
-    "request_memory_mb",
-    "max_streams",
-    "max_prepared_objects",
-    "max_nodes",
-    "max_kv_keys",
-    "max_kv_bytes",
-    "max_tag_bytes",
-)
 _PORT_MAX = 65_535
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
@@ -182,17 +160,17 @@ class ControllerConfig:
         # Clients and peers speak different protocols, so they need different ports.
         for option in ("listen", "advertise"):
             _check_apart(option, getattr(self, option), getattr(self, f"peer_{option}"))
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ConfigError(f"{option}: {getattr(self, name)}, must be at least 1")
+        for setting in fields(self):
+            least = 0 if setting.name == "delete_delay_ms" else 1
+            # Settings that are numbers with a default: durations, rates and sizes.
+            if type(setting.default) is int and getattr(self, setting.name) < least:
+                option, number = setting.name.replace("_", "-"), getattr(self, setting.name)
+                raise ConfigError(f"{option}: {number}, must be at least {least}")
 
         if self.memory_limit_mb is not None and self.memory_limit_mb < MEMORY_LIMIT_MB_MIN:
             raise ConfigError(
                 f"memory-limit-mb: {self.memory_limit_mb}, must be at least {MEMORY_LIMIT_MB_MIN}"
             )
-        if self.delete_delay_ms < 0:
-            raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}, must be at least 0")
 
         self._check_tls()
         self._check_tokens()
@@ -224,11 +202,8 @@ class ControllerConfig:
             return
         check_endpoint("token-listen", self.token_listen)
         check_reachable("token-advertise", self.token_advertise or self.token_listen)
-        if self.token_listen in (self.listen, self.tls_listen, self.peer_listen):
-            raise ConfigError(
-                f"token-listen: {self.token_listen!r} is used by another listener: use a separate "
-                "port"
-            )
+        taken = (self.listen, self.tls_listen, self.peer_listen)
+        _check_unused("token-listen", self.token_listen, taken)
 
         needed = {
             "--tls-ca, --tls-cert and --tls-key": self.tls,
@@ -274,14 +249,8 @@ class ControllerConfig:
             return
 
         check_endpoint("http-listen", self.http_listen)
-        if self.http_listen in (
-            *(self.listen, self.peer_listen),
-            *(self.tls_listen, self.token_listen),
-        ):
-            raise ConfigError(
-                f"http-listen: {self.http_listen!r} is used by another listener: use a separate "
-                "port"
-            )
+        taken = (self.listen, self.peer_listen, self.tls_listen, self.token_listen)
+        _check_unused("http-listen", self.http_listen, taken)
 
         if self.http_plain_text and self.http_tls is not None:
             raise ConfigError(
@@ -303,11 +272,7 @@ class ControllerConfig:
             check_endpoint("tls-listen", self.tls_listen)
             if self.tls is None:
                 raise ConfigError("tls-listen: needs --tls-ca, --tls-cert and --tls-key")
-            if self.tls_listen in (self.listen, self.peer_listen):
-                raise ConfigError(
-                    f"tls-listen: {self.tls_listen!r} is used by another listener: use a separate "
-                    "port"
-                )
+            _check_unused("tls-listen", self.tls_listen, (self.listen, self.peer_listen))
 
         if self.peer_plain_text is not PeerPlainText.NONE and self.peer_files is None:
             raise ConfigError("peer-plain-text: needs files for TLS")
@@ -383,6 +348,11 @@ def _check_loopback(option: str, address: str, cure: str) -> None:
             f"{option}: {address} accepts plain text from other machines, so every process "
             f"that reaches it has full access: use {cure}, or --insecure if that is intended"
         )
+
+
+def _check_unused(option: str, address: str, taken: Sequence[str | None]) -> None:
+    if address in taken:
+        raise ConfigError(f"{option}: {address!r} is used by another listener: use a separate port")
 
 
 def _check_apart(option: str, for_clients: str, for_peers: str) -> None:

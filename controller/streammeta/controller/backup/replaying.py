@@ -20,10 +20,7 @@ from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import RecordCodecError, decode_records
-from streammeta.controller.runtime.persistence.metadata_checkpoint import (
-    LoadedMetadata,
-    read_metadata,
-)
+from streammeta.controller.runtime.persistence import metadata_checkpoint
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
 from streammeta.storage.cluster_files import backup_files
@@ -56,7 +53,7 @@ class Replayed:
 
 def load_checkpoint(
     name: backup_files.CheckpointName, files: BackupFiles
-) -> tuple[LoadedMetadata, backup_files.CheckpointManifest]:
+) -> tuple[metadata_checkpoint.LoadedMetadata, backup_files.CheckpointManifest]:
     """Return a checkpoint's metadata, verified against its manifest.
 
     Raises:
@@ -73,7 +70,7 @@ def load_checkpoint(
 
     snapshot_id = SnapshotId(EndOffset(name.end_offset), Epoch(name.epoch))
     try:
-        loaded = read_metadata(io.BytesIO(data), snapshot_id)
+        loaded = metadata_checkpoint.read_metadata(io.BytesIO(data), snapshot_id)
     except CheckpointError as error:
         raise BackupDamagedError(name, str(error)) from error
 

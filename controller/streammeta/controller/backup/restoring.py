@@ -21,11 +21,7 @@ from streammeta.controller.backup.replaying import Replayed
 from streammeta.controller.features import SECTIONS
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.registries.nodes import NODE_ID_MIN
-from streammeta.controller.metadata.sections.frozen import (
-    FrozenMetadata,
-    recovery_section,
-    sections_digest,
-)
+from streammeta.controller.metadata.sections import frozen
 from streammeta.controller.metadata.tables.values import INT32_MAX, ObjectState, column
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.persistence.metadata_checkpoint import LOG_HASH_SECTION
@@ -96,7 +92,7 @@ def jump_object_id(next_object_id: int, claimed_below: int) -> int:
     return -(-(highest + OBJECT_ID_JUMP) // OBJECT_ID_JUMP) * OBJECT_ID_JUMP
 
 
-def first_undecided_id(view: FrozenMetadata, next_object_id: int) -> int:
+def first_undecided_id(view: frozen.FrozenMetadata, next_object_id: int) -> int:
     """Return the lowest id that is prepared, still undecided, or would have been issued next."""
     sections = view.sections()
     objects = sections["objects"]
@@ -110,7 +106,7 @@ def first_undecided_id(view: FrozenMetadata, next_object_id: int) -> int:
     return first
 
 
-def restore_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, Any]:
+def restore_sections(view: frozen.FrozenMetadata, plan: RestorePlan) -> Mapping[str, Any]:
     """Return the sections of the new cluster's metadata, each computed on access.
 
     Raises:
@@ -131,14 +127,14 @@ def restore_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, An
             "feature_level": lambda section: {
                 "level": np.maximum(np.asarray(section["level"]), SECTIONS["recovery"])
             },
-            "recovery": lambda _: recovery_section(plan.undecided_from, plan.next_object_id),
+            "recovery": lambda _: frozen.recovery_section(plan.undecided_from, plan.next_object_id),
         },
     )
 
 
-def state_hash(view: FrozenMetadata, plan: RestorePlan) -> str:
+def state_hash(view: frozen.FrozenMetadata, plan: RestorePlan) -> str:
     """Return the digest of the new cluster's metadata, in hex."""
-    return sections_digest(restore_sections(view, plan).items()).hex()
+    return frozen.sections_digest(restore_sections(view, plan).items()).hex()
 
 
 def write_checkpoint(sink: Sink, replayed: Replayed, plan: RestorePlan, voters: VoterSet) -> None:
@@ -165,7 +161,7 @@ def require_same(replayed: Replayed, plan: RestorePlan) -> None:
         )
 
 
-def _counters(section: Section, view: FrozenMetadata, plan: RestorePlan) -> Section:
+def _counters(section: Section, view: frozen.FrozenMetadata, plan: RestorePlan) -> Section:
     nodes = view.sections()["nodes"]["node_id"]
     # Nodes may have been registered under higher ids than the counter, which freed ids reduce.
     highest_node = max(NODE_ID_MIN, int(section["last_node_id"][0]), *map(int, nodes))

@@ -18,11 +18,7 @@ from typing import BinaryIO, TypeAlias
 import structlog
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
-from streammeta.controller.journal.errors import (
-    RESTART_REPAIRS,
-    BadSnapshotError,
-    JournalDamagedError,
-)
+from streammeta.controller.journal import errors
 from streammeta.controller.quorum.events import SnapshotChunk
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage import durable_files
@@ -166,7 +162,7 @@ class SnapshotStore:
         for snapshot_id in kept:
             try:
                 voters[snapshot_id] = self._check_file(self.path_of(snapshot_id), snapshot_id)
-            except BadSnapshotError as error:
+            except errors.BadSnapshotError as error:
                 self._put_aside(snapshot_id, error)
 
         self.kept = tuple(sorted(voters))
@@ -236,12 +232,12 @@ class SnapshotStore:
 
         try:
             if (download.size, download.digest) != (total_bytes, digest):
-                raise BadSnapshotError(
+                raise errors.BadSnapshotError(
                     f"{download.size} bytes with SHA-256 {download.digest.hex()} arrived, "
                     f"{total_bytes} with {digest.hex()} were announced"
                 )
             voters = self._check_file(download.path, snapshot_id)
-        except BadSnapshotError as error:
+        except errors.BadSnapshotError as error:
             _log.error("snapshot_refused", file=download.path.name, reason=str(error))
             self._drop_download()
             return None
@@ -325,8 +321,10 @@ class SnapshotStore:
                 path = self.path_of(snapshot_id)
                 try:
                     self._check(snapshot_id, durable_files.as_binary_io(lease.file, closes=False))
-                except BadSnapshotError as error:
-                    raise JournalDamagedError(path, 0, str(error), RESTART_REPAIRS) from None
+                except errors.BadSnapshotError as error:
+                    raise errors.JournalDamagedError(
+                        path, 0, str(error), errors.RESTART_REPAIRS
+                    ) from None
                 lease.digest = _digest(lease.file)
                 with self._guard:
                     self._digests[snapshot_id] = lease.digest
@@ -342,11 +340,11 @@ class SnapshotStore:
                 return
 
             if _digest(lease.file) != lease.digest:
-                raise JournalDamagedError(
+                raise errors.JournalDamagedError(
                     self.path_of(snapshot_id),
                     0,
                     "its bytes differ from those written",
-                    RESTART_REPAIRS,
+                    errors.RESTART_REPAIRS,
                 )
             lease.verified_at = self._monotonic()
 
@@ -356,7 +354,7 @@ class SnapshotStore:
         with durable_files.as_binary_io(self._files.open(path)) as file:
             return self._check(snapshot_id, file)
 
-    def _put_aside(self, snapshot_id: SnapshotId, error: BadSnapshotError) -> None:
+    def _put_aside(self, snapshot_id: SnapshotId, error: errors.BadSnapshotError) -> None:
         path = self.path_of(snapshot_id)
         _log.error("snapshot_damaged", file=str(path), reason=str(error), kept_as=".damaged")
         self._files.rename(path, path.with_name(path.name + ".damaged"))

@@ -30,13 +30,8 @@ from streammeta.controller.metadata.api.requests import ClaimBucket
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.writer.bucket_permits import ObjectIdGate
 from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.storage import errors as storage_errors
 from streammeta.storage.cluster_files import bucket_marker
-from streammeta.storage.errors import (
-    CorruptObjectError,
-    ObjectExistsError,
-    StorageError,
-    WrongBucketError,
-)
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
@@ -239,13 +234,13 @@ class BucketClaims(LeaderTask[_Term]):
         # The next leader checks for itself.
         except TermOverError:
             return
-        except (WrongBucketError, CorruptObjectError) as error:
+        except (storage_errors.WrongBucketError, storage_errors.CorruptObjectError) as error:
             self._refuse(term, errors.BucketRejectedError(str(error)))
         except errors.MetadataOlderThanBucketError as error:
             self._refuse(term, error)
         except errors.SupersededError as error:
             self._refuse(term, error)
-        except (errors.ApiError, StorageError) as error:
+        except (errors.ApiError, storage_errors.StorageError) as error:
             # A deposed leader must not close the gate of its own next term.
             if self._term is term:
                 self._postpone(term, error)
@@ -378,7 +373,7 @@ class BucketClaims(LeaderTask[_Term]):
             await self._call(
                 term, lambda store: bucket_marker.put_claim(store, self._namespace, claim)
             )
-        except ObjectExistsError:
+        except storage_errors.ObjectExistsError:
             # Each bound is committed once, so another log has produced the same one.
             raise errors.MetadataOlderThanBucketError(bound - 1, bound) from None
 
@@ -403,7 +398,7 @@ class BucketClaims(LeaderTask[_Term]):
             term.refused = str(refusal)
             _log.error("bucket_refused", namespace=self._namespace, reason=str(refusal))
 
-    def _postpone(self, term: _Term, error: errors.ApiError | StorageError) -> None:
+    def _postpone(self, term: _Term, error: errors.ApiError | storage_errors.StorageError) -> None:
         term.retry_at_ms = self._clock.monotonic_ms() + self._interval_ms
         self._gate.fail(str(error))
         _log.warning("object_ids_not_claimed", reason=str(error))

@@ -15,11 +15,7 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.broker_sessions import NodeState, Sessions
 from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.tasks import PeriodicTask, in_thread
-from streammeta.controller.metadata.api import requests
-from streammeta.controller.metadata.api.answers import (
-    CheckObjectsAnswer,
-    DestroyDeadStreamSetObjectsAnswer,
-)
+from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.api.validation import TTL_MS_MAX
 from streammeta.controller.metadata.tables.values import INT64_MAX, ObjectState
 from streammeta.controller.runtime.replication.log_time import JUMP_MS
@@ -168,7 +164,7 @@ class SetObjectSweep(_Sweep):
                 node_id=node_id, after_object_id=after, limit=SET_OBJECT_BATCH_MAX
             )
             answer = (await self._controller.write(request)).answer
-            assert isinstance(answer, DestroyDeadStreamSetObjectsAnswer)
+            assert isinstance(answer, answers.DestroyDeadStreamSetObjectsAnswer)
             destroyed += answer.destroyed
             # The metadata continues after the last examined object, destroyed or not.
             after = answer.next_after
@@ -234,7 +230,7 @@ class UploadSweep(_Sweep):
     def _dead(self, batch: Sequence[tuple[int, MultipartUpload]]) -> list[MultipartUpload]:
         request = requests.CheckObjects(object_ids=tuple(object_id for object_id, _ in batch))
         answer = self._controller.cluster_metadata.query(request)
-        assert isinstance(answer, CheckObjectsAnswer)
+        assert isinstance(answer, answers.CheckObjectsAnswer)
         return [
             upload
             for (_, upload), state in zip(batch, answer.states, strict=True)

@@ -21,11 +21,7 @@ from streammeta.controller.monitoring.history.loop_lag import LoopLag
 from streammeta.controller.monitoring.history.sampling import Sampler
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.monitoring.http.probes import Condition, Phase, report, unready
-from streammeta.controller.monitoring.metrics.families import (
-    CONTENT_TYPE,
-    Exposition,
-    new_registry,
-)
+from streammeta.controller.monitoring.metrics import families
 from streammeta.controller.monitoring.metrics.metrics import (
     ControllerCollector,
     ReportedRuns,
@@ -91,9 +87,9 @@ class Monitoring:
         # The dict is completed below. The listener reads it only after start.
         self._plane = HttpPlane(parts.tls.http, authenticator, pages)
         sources = self._sources()
-        registry = new_registry(ControllerCollector(sources))
+        registry = families.new_registry(ControllerCollector(sources))
         self._loop_lag = LoopLag(registry)
-        self._exposition = Exposition(registry)
+        self._exposition = families.Exposition(registry)
         self._measuring: list[asyncio.Task[None]] = []
         self._status: StatusApi | None = None
 
@@ -144,7 +140,7 @@ class Monitoring:
         return Page(text.encode(), 200 if is_ready else 503)
 
     async def _metrics(self, _: Mapping[str, str]) -> Page:
-        return Page(await self._exposition.text(), content_type=CONTENT_TYPE)
+        return Page(await self._exposition.text(), content_type=families.CONTENT_TYPE)
 
     def _sources(self) -> Sources:
         parts = self._parts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from streammeta.controller.errors import InvalidRequestError
@@ -159,6 +160,7 @@ _FETCH_NAMES = (
     "fetch_offset", "last_epoch", "high_watermark", "read_round", "max_wait_ms", "max_bytes",
     "answered_request_id",
 )  # fmt: skip
+_numbers_of_fetch = attrgetter(*_FETCH_NAMES)
 _FETCHED = struct.Struct(">qqqBI")
 _FETCHED_NAMES = ("high_watermark", "log_start_offset", "read_round")
 _POINT = struct.Struct(">qq")
@@ -166,16 +168,7 @@ _DIVERGING, _SNAPSHOT, _BATCHES = 1, 2, 4
 
 
 def _encode_fetch_request(request: messages.FetchRequest) -> Parts:
-    fields = _FETCH.pack(
-        request.fetch_offset,
-        request.last_epoch,
-        request.high_watermark,
-        request.read_round,
-        request.max_wait_ms,
-        request.max_bytes,
-        request.answered_request_id,
-        request.is_disk_full,
-    )
+    fields = _FETCH.pack(*_numbers_of_fetch(request), request.is_disk_full)
     return [ask_part(request.header), fields]
 
 
@@ -271,18 +264,14 @@ _FETCH_SNAPSHOT = struct.Struct(">qqqqq")
 _FETCH_SNAPSHOT_NAMES = (
     "snapshot_id.end_offset", "snapshot_id.epoch", "position", "max_bytes", "answered_request_id",
 )  # fmt: skip
+_numbers_of_fetch_snapshot = attrgetter(*_FETCH_SNAPSHOT_NAMES)
 _CHUNK = struct.Struct(">qqqqBI")
 _CHUNK_NAMES = ("snapshot_id.end_offset", "snapshot_id.epoch", "total_bytes", "position")
+_numbers_of_chunk = attrgetter(*_CHUNK_NAMES)
 
 
 def _fetch_snapshot(request: messages.FetchSnapshotRequest) -> Parts:
-    fields = _FETCH_SNAPSHOT.pack(
-        request.snapshot_id.end_offset,
-        request.snapshot_id.epoch,
-        request.position,
-        request.max_bytes,
-        request.answered_request_id,
-    )
+    fields = _FETCH_SNAPSHOT.pack(*_numbers_of_fetch_snapshot(request))
     return [ask_part(request.header), fields]
 
 
@@ -304,14 +293,8 @@ def _read_fetch_snapshot(data: bytes) -> messages.FetchSnapshotRequest:
 
 
 def _chunk(response: messages.FetchSnapshotResponse, leader: Endpoints) -> Parts:
-    fields = _CHUNK.pack(
-        response.snapshot_id.end_offset,
-        response.snapshot_id.epoch,
-        response.total_bytes,
-        response.position,
-        len(response.file_digest),
-        len(response.data),
-    )
+    lengths = len(response.file_digest), len(response.data)
+    fields = _CHUNK.pack(*_numbers_of_chunk(response), *lengths)
     return [answer_part(response.header, leader), fields, response.file_digest, response.data]
 
 

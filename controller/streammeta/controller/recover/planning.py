@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from streammeta.controller.backup.restoring import EPOCH_JUMP, RestorePlan, jump_object_id
 from streammeta.controller.ids import DirectoryId, NodeId
@@ -57,21 +57,13 @@ class RecoveryPlan:
     @property
     def restore(self) -> RestorePlan:
         """The equivalent restore, from the survivor's log into the same cluster."""
+        # What both plans name alike is the same in both.
+        names = {part.name for part in fields(RestorePlan)} & {part.name for part in fields(self)}
         return RestorePlan(
+            **{name: getattr(self, name) for name in names},
             from_cluster_id=self.cluster_id,
-            from_cluster_uuid=self.from_cluster_uuid,
-            from_end_offset=self.from_end_offset,
             committed_by_ms=self.created_ms,
-            cluster_id=self.cluster_id,
-            cluster_uuid=self.cluster_uuid,
-            namespace=self.namespace,
             voters=f"{self.node_id}@{self.endpoint}",
-            end_offset=self.end_offset,
-            epoch=self.epoch,
-            next_object_id=self.next_object_id,
-            undecided_from=self.undecided_from,
-            generation=self.generation,
-            created_ms=self.created_ms,
             state_hash="",
         )
 

@@ -26,10 +26,7 @@ from streammeta.controller.quorum.messages import Batch, BatchKind, decode_voter
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.controller.recover.report import RecoveryError, Report, voters_text
-from streammeta.controller.runtime.persistence.metadata_checkpoint import (
-    read_metadata,
-    snapshot_check,
-)
+from streammeta.controller.runtime.persistence import metadata_checkpoint
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.storage.durable_files import FileSystem, as_binary_io
 from streammeta.storage.segmented_log import BadFrameError
@@ -52,7 +49,7 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
         RecoveryError: its log can't be replayed.
     """
     inspection = Inspection(path, files, identity)
-    inspection.run(snapshot_check(identity.cluster_id))
+    inspection.run(metadata_checkpoint.snapshot_check(identity.cluster_id))
     # A damaged log is not replayed. The report only names the damage.
     if inspection.findings:
         nothing = Replayed(ClusterMetadata(), Position(0, EMPTY_LOG_HASH), 0, 0)
@@ -73,10 +70,12 @@ def _base(inspection: Inspection, base: SnapshotId) -> tuple[Replayed, VoterSet]
         return Replayed(ClusterMetadata(), Position(0, EMPTY_LOG_HASH), 0, 0), first
     path = inspection.path / base.file_name
     with as_binary_io(inspection.files.open(path)) as file:
-        named = snapshot_check(inspection.identity.cluster_id)(base, file) or first
+        named = (
+            metadata_checkpoint.snapshot_check(inspection.identity.cluster_id)(base, file) or first
+        )
         # The check has read the file to its end.
         file.seek(0)
-        loaded = read_metadata(file, base)
+        loaded = metadata_checkpoint.read_metadata(file, base)
     position = Position(base.end_offset, loaded.log_hash)
     replayed = Replayed(loaded.cluster_metadata, position, base.epoch, 0)
     return replayed, named

@@ -20,12 +20,8 @@ from streammeta.controller.metadata.api.request_identity import (
 from streammeta.controller.metadata.api.requests import PrepareObjects
 from streammeta.controller.metadata.registries.object_indexes import exact_sum
 from streammeta.controller.metadata.registries.object_queries import UNUSED, ObjectQueries
+from streammeta.controller.metadata.tables import section_checks
 from streammeta.controller.metadata.tables.object_facts import Facts
-from streammeta.controller.metadata.tables.section_checks import (
-    VisibleFrom,
-    repeat_in_parts,
-    windows,
-)
 from streammeta.controller.metadata.tables.stream_index import range_rows
 from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import (
@@ -353,7 +349,7 @@ class Objects(ObjectQueries):
         columns: dict[str, Int64Column],
         ranges: dict[str, Int64Column],
         exists: Callable[[npt.NDArray[np.integer]], Mask],
-        visible_from: VisibleFrom,
+        visible_from: section_checks.VisibleFrom,
         next_object_id: int,
     ) -> None:
         """Fill an empty registry with objects in id order and their ranges in the same order.
@@ -370,7 +366,7 @@ class Objects(ObjectQueries):
         first_range = self._ranges.load(ranges, count, found, visible_from)
         self._table.load({**columns, "first_range": first_range})
 
-        for rows in windows(len(ids)):
+        for rows in section_checks.windows(len(ids)):
             self._counts.add(state[rows], columns["object_size"][rows], 1)
         in_set = (columns["kind"] == _STREAM_SET) & (state == _COMMITTED)
         self._set_objects.load(columns["node_id"][in_set], ids[in_set])
@@ -394,7 +390,7 @@ class Objects(ObjectQueries):
         in_set = columns["kind"] == _STREAM_SET
         # Per object: 0 is not indexed, 1 is a stream object or composite, 2 is an SSO.
         ways = committed.astype(np.int8) + (committed & in_set)
-        for place, way in repeat_in_parts(ways, columns["range_count"]):
+        for place, way in section_checks.repeat_in_parts(ways, columns["range_count"]):
             ids = stream_id[place : place + len(way)]
             gone = ~exists(ids)
             # SSO ranges of deleted streams are not indexed: nothing remains to sweep.

@@ -20,12 +20,8 @@ from streammeta.controller.metadata.registries.object_indexes import NodeCounts
 from streammeta.controller.metadata.registries.objects import Objects
 from streammeta.controller.metadata.registries.stream_heads import DELETED, Head, check_owner
 from streammeta.controller.metadata.registries.stream_tags import StreamTags
+from streammeta.controller.metadata.tables import shared_views
 from streammeta.controller.metadata.tables.section_checks import windows
-from streammeta.controller.metadata.tables.shared_views import (
-    SharedDictView,
-    Window,
-    WindowView,
-)
 from streammeta.controller.metadata.tables.tables import Array, Table, TableView, Undo, roomy_zeros
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
@@ -60,10 +56,10 @@ class StreamsView:
 
     rows: TableView
     past_ranges: TableView
-    tags: SharedDictView[int, tuple[str, ...]]
+    tags: shared_views.SharedDictView[int, tuple[str, ...]]
     pending: list[tuple[int, stream_ranges.StreamSpans]]
     lost: stream_ranges.StreamSpans
-    requests: WindowView[request_identity.RequestKey, request_identity.IssuedIds]
+    requests: shared_views.WindowView[request_identity.RequestKey, request_identity.IssuedIds]
 
 
 class Streams:
@@ -77,9 +73,9 @@ class Streams:
         self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
         self._live = 0
         self._past = stream_ranges.PastRanges()
-        self._requests: Window[request_identity.RequestKey, request_identity.IssuedIds] = Window(
-            request_identity.REQUESTS_MAX
-        )
+        self._requests: shared_views.Window[
+            request_identity.RequestKey, request_identity.IssuedIds
+        ] = shared_views.Window(request_identity.REQUESTS_MAX)
         self._tags = StreamTags()
 
     # ---- reading ----

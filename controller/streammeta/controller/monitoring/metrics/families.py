@@ -9,14 +9,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from prometheus_client import (
-    CollectorRegistry,
-    GCCollector,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -99,22 +92,22 @@ def _buckets(counts: Sequence[int], ends: Sequence[int]) -> list[tuple[str, floa
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
-def new_registry(collector: Collector) -> CollectorRegistry:
+def new_registry(collector: Collector) -> prometheus.CollectorRegistry:
     """Return a registry of the metrics of a collector, the process and the interpreter."""
     # A `_created` series for each counter would double the number of series.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = CollectorRegistry()
+    prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = prometheus.CollectorRegistry()
     registry.register(collector)
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
+    prometheus.ProcessCollector(registry=registry)
+    prometheus.PlatformCollector(registry=registry)
+    prometheus.GCCollector(registry=registry)
     return registry
 
 
 class Exposition:
     """The text of a registry; callers that come while it is written share it."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: prometheus.CollectorRegistry) -> None:
         self._registry = registry
         self._writing: asyncio.Task[bytes] | None = None
 
@@ -128,7 +121,7 @@ class Exposition:
     async def _write(self) -> bytes:
         parts = []
         for metric in self._registry.collect():
-            parts.append(generate_latest(_One(metric)))
+            parts.append(prometheus.generate_latest(_One(metric)))
             # Lets commits and heartbeats run between two families.
             await asyncio.sleep(0)
         return b"".join(parts)

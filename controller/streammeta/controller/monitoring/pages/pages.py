@@ -7,7 +7,7 @@ that is committed at this controller, so that pages are available without a lead
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -54,12 +54,50 @@ OF_THE_LEADER = (
 """Note of the page about commits."""
 
 _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+_Columns: TypeAlias = Mapping[str, str | tuple[str, Callable[[Any], Any]]]
+"""Heads of columns, each with its field and the function that formats it, if there is one."""
+
 _Chart: TypeAlias = tuple[str, str, str]
 
-_NODE_HEADS = (
-    *("broker", "session", "last heartbeat", "set objects", "open streams", "uploads owed"),
-    *("locked", "recovered by", "epoch", "tags"),
-)
+_NODE_COLUMNS: _Columns = {
+    "broker": ("node_id", as_id),
+    "session": "session",
+    "last heartbeat": ("last_heartbeat_ms", in_age),
+    "set objects": "set_objects",
+    "open streams": "has_open_streams",
+    "uploads owed": "uploads_owed",
+    "locked": "locked",
+    "recovered by": ("recovered_by", as_id),
+    "epoch": "epoch",
+    "tags": "tags",
+}
+_VOTER_COLUMNS: _Columns = {
+    "controller": ("node_id", as_id),
+    "lag, entries": "lag",
+    "last fetch, ms ago": "last_fetch_age_ms",
+    "caught up, ms ago": "last_caught_up_age_ms",
+    "address": "endpoint",
+}
+_CONTROLLER_COLUMNS: _Columns = {
+    "controller": ("node_id", as_id),
+    "role": "role",
+    "leader": ("leader_id", as_id),
+    "epoch": "epoch",
+    "end of log": "end_offset",
+    "committed below": "high_watermark",
+    "disk full": "disk_full",
+    "repairing": "repairing",
+}
+_HOUR_COLUMNS: _Columns = {
+    "from": ("begin_s", utc),
+    "acknowledged": "accepted",
+    "refused": "refused",
+    "median time": ("p50_ms", in_ms),
+    "p99 at most": ("p99_ms", in_ms),
+    "led here": ("led", lambda share: f"{100 * (share or 0):.0f} %"),
+}
+_KEY_COLUMNS: _Columns = {"key": "key", "reason": "reason"}
+_VOTERS = "Voters, as the leader sees them"
 _STREAM_HEADS = ("stream", "state", "owner", "epoch", "start", "end", "tags")
 
 
@@ -151,6 +189,12 @@ class StatusPages:
         brokers = document["brokers"]
         sessions = [(name, count, "") for name, count in sorted(brokers["sessions"].items())]
         leads = document["quorum"]["role"] == "leader"
+        nodes = [node_fields(node, self._view) for node in found.nodes]
+        largest: _Columns = {
+            "broker": ("node_id", as_id),
+            "bytes": "bytes",
+            "set objects": "objects",
+        }
 
         return Content(
             cards_=(
@@ -161,20 +205,9 @@ class StatusPages:
                 ("Locked", brokers["locked"], ""),
             ),
             tables=(
-                ("Most set objects", _NODE_HEADS, [_node_row(broker) for broker in brokers["top"]]),
-                (
-                    "Most bytes in set objects",
-                    ("broker", "bytes", "set objects"),
-                    [
-                        (as_id(broker["node_id"]), broker["bytes"], broker["objects"])
-                        for broker in document["largest_brokers"]
-                    ],
-                ),
-                (
-                    "Brokers by id",
-                    _NODE_HEADS,
-                    [_node_row(node_fields(node, self._view)) for node in found.nodes],
-                ),
+                _table("Most set objects", brokers["top"], _NODE_COLUMNS),
+                _table("Most bytes in set objects", document["largest_brokers"], largest),
+                _table("Brokers by id", nodes, _NODE_COLUMNS),
             ),
             notes=() if leads else ("Sessions are known to the leader alone: see its page.",),
             next_=f"/nodes?after={found.next_page_token}" if found.next_page_token else "",
@@ -354,47 +387,20 @@ async def _overview(s: Fields, _: int) -> Content:
             ("Objects", "", "objects_committed,objects_destroyed"),
             ("Event loop lag", "ms", "loop_lag"),
         ),
-        tables=(_voters(quorum), _hour(commits)),
+        tables=(
+            _table(_VOTERS, quorum["voters"], _VOTER_COLUMNS),
+            _table("Commits of the last hour, every 5 minutes", commits["hour"], _HOUR_COLUMNS),
+        ),
         notes=(OF_THE_LEADER,),
     )
-
-
-def _hour(commits: Fields) -> _Table:
-    rows = [
-        (
-            utc(row["begin_s"]),
-            row["accepted"],
-            row["refused"],
-            in_ms(row["p50_ms"]),
-            in_ms(row["p99_ms"]),
-            f"{100 * (row['led'] or 0):.0f} %",
-        )
-        for row in commits["hour"]
-    ]
-    heads = ("from", "acknowledged", "refused", "median time", "p99 at most", "led here")
-    return ("Commits of the last hour, every 5 minutes", heads, rows)
 
 
 async def _quorum(s: Fields, _: int) -> Content:
     quorum = s["quorum"]
     controllers = [
-        (
-            as_id(controller["node_id"]),
-            controller["role"] if controller["answers"] else f"silent: {controller['reason']}",
-            as_id(controller["leader_id"]),
-            controller["epoch"],
-            controller["end_offset"],
-            controller["high_watermark"],
-            controller["disk_full"],
-            controller["repairing"],
-        )
+        {**controller, "role": controller["role"] or f"silent: {controller['reason']}"}
         for controller in s["controllers"]
     ]
-    heads = (
-        *("controller", "role", "leader", "epoch", "end of log", "committed below"),
-        *("disk full", "repairing"),
-    )
-    observers = ("Observers", *_voters({**quorum, "voters": quorum["observers"]})[1:])
 
     return Content(
         cards_=(
@@ -407,9 +413,9 @@ async def _quorum(s: Fields, _: int) -> Content:
             ("Entries committed", "per second", "entries_committed"),
         ),
         tables=(
-            _voters(quorum),
-            ("Controllers, in their own words", heads, controllers),
-            observers,
+            _table(_VOTERS, quorum["voters"], _VOTER_COLUMNS),
+            _table("Controllers, in their own words", controllers, _CONTROLLER_COLUMNS),
+            _table("Observers", quorum["observers"], _VOTER_COLUMNS),
         ),
     )
 
@@ -431,16 +437,8 @@ async def _deletions(s: Fields, _: int) -> Content:
             ("In flight, stuck", "", "deletions_in_flight,deletions_stuck"),
         ),
         tables=(
-            (
-                "Stuck keys, some",
-                ("key", "reason"),
-                [(stuck_key["key"], stuck_key["reason"]) for stuck_key in owed["stuck_keys"]],
-            ),
-            (
-                "Keys ahead of the map, some",
-                ("key", "reason"),
-                [(ahead_key["key"], ahead_key["reason"]) for ahead_key in owed["ahead_keys"]],
-            ),
+            _table("Stuck keys, some", owed["stuck_keys"], _KEY_COLUMNS),
+            _table("Keys ahead of the map, some", owed["ahead_keys"], _KEY_COLUMNS),
         ),
         notes=("Only the leader deletes objects. Others know only the pending deletions.",),
     )
@@ -448,6 +446,7 @@ async def _deletions(s: Fields, _: int) -> Content:
 
 async def _compaction(s: Fields, _: int) -> Content:
     compaction = s["compaction"]
+    top = [broker for broker in s["brokers"]["top"] if broker["set_objects"]]
     return Content(
         cards_=(
             ("Set objects", grouped(compaction["set_objects"]), ""),
@@ -459,19 +458,12 @@ async def _compaction(s: Fields, _: int) -> Content:
             ("Bytes of committed objects", "", "object_bytes"),
         ),
         tables=(
-            (
+            _table(
                 "Brokers gone, and who compacts their objects",
-                ("broker", "compacted by"),
-                [
-                    (as_id(node["node_id"]), as_id(node["compacted_by"]))
-                    for node in compaction["assigned"]
-                ],
+                compaction["assigned"],
+                {"broker": ("node_id", as_id), "compacted by": ("compacted_by", as_id)},
             ),
-            (
-                "Most set objects",
-                _NODE_HEADS,
-                [_node_row(broker) for broker in s["brokers"]["top"] if broker["set_objects"]],
-            ),
+            _table("Most set objects", top, _NODE_COLUMNS),
         ),
     )
 
@@ -519,22 +511,16 @@ async def _build(s: Fields, _: int) -> Content:
         ),
         charts_=(("CPU", "%", "cpu"), ("Memory", "bytes", "memory,request_memory")),
         tables=(
-            (
+            _table(
                 "Controllers",
-                ("controller", "version"),
-                [
-                    (as_id(controller["node_id"]), controller["version"])
-                    for controller in s["controllers"]
-                ],
+                s["controllers"],
+                {"controller": ("node_id", as_id), "version": "version"},
             ),
             ("Connections", ("plane", "open"), list(process["connections"].items())),
-            (
+            _table(
                 "Certificates",
-                ("plane", "until"),
-                [
-                    (certificate["plane"], utc(certificate["not_after_s"]))
-                    for certificate in s["certificates"]
-                ],
+                s["certificates"],
+                {"plane": "plane", "until": ("not_after_s", utc)},
             ),
             ("Cluster", ("id", "uuid"), [(s["cluster_id"], s["cluster_uuid"])]),
         ),
@@ -542,31 +528,17 @@ async def _build(s: Fields, _: int) -> Content:
     )
 
 
-def _voters(quorum: Fields) -> _Table:
-    heads = ("controller", "lag, entries", "last fetch, ms ago", "caught up, ms ago", "address")
-    rows = [
-        (
-            as_id(voter["node_id"]),
-            voter["lag"],
-            voter["last_fetch_age_ms"],
-            voter["last_caught_up_age_ms"],
-            voter["endpoint"],
-        )
-        for voter in quorum["voters"]
-    ]
-    return ("Voters, as the leader sees them", heads, rows)
+def _table(caption: str, rows: Iterable[Fields], columns: _Columns) -> _Table:
+    """Return a table with one row for each of `rows`, which are parts of the status document."""
 
+    def cell(row: Fields, column: str | tuple[str, Callable[[Any], Any]]) -> Any:
+        if isinstance(column, str):
+            return row[column]
+        name, formatted = column
+        return formatted(row[name])
 
-def _node_row(node: Fields) -> Sequence[Any]:
-    return (
-        as_id(node["node_id"]),
-        node["session"],
-        in_age(node["last_heartbeat_ms"]),
-        *(node[name] for name in ("set_objects", "has_open_streams", "uploads_owed", "locked")),
-        as_id(node["recovered_by"]),
-        node["epoch"],
-        node["tags"],
-    )
+    cells = [[cell(row, column) for column in columns.values()] for row in rows]
+    return caption, tuple(columns), cells
 
 
 def _stream_row(stream: answers.StreamDescription) -> Sequence[Any]:

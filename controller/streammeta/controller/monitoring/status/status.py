@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -24,10 +24,7 @@ from streammeta.controller.monitoring.status.alarms import alarms
 from streammeta.controller.monitoring.status.largest import Sizes
 from streammeta.controller.monitoring.status.peer_status import Answer
 from streammeta.controller.rpc.services.routes import LeaderView
-from streammeta.controller.runtime.replication.operations import (
-    QuorumDescription,
-    ReplicaDescription,
-)
+from streammeta.controller.runtime.replication import operations
 from streammeta.v1 import quorum_pb2 as pb
 
 NODES_MAX = 10
@@ -37,6 +34,8 @@ RECENT_S = 60
 """Time span of rates and quantiles, in seconds."""
 
 Fields: TypeAlias = dict[str, Any]
+
+_PROGRESS = ("leader_id", "epoch", "end_offset", "high_watermark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "feature_level": sources.feature_level(),
         "build": _build(sources.version),
         "quorum": _quorum(seen, others),
-        "controllers": list(_controllers(seen, others, known)),
+        "controllers": _controllers(seen, others, known),
         "commits": _commits(known, now_s),
         "map": asdict(sources.metadata_size()),
         "bucket": {
@@ -110,16 +109,20 @@ def _build(version: str) -> Fields:
     }
 
 
-def _quorum(seen: QuorumDescription, others: Mapping[int, Answer]) -> Fields:
+def _quorum(seen: operations.QuorumDescription, others: Mapping[int, Answer]) -> Fields:
     """Return this controller's view of the quorum, with the leader's lags if it answers."""
-    replicas = [(voter, True) for voter in seen.voters] + [
-        (voter, False) for voter in seen.observers
-    ]
     leaders = _leaders_replicas(seen, others)
-    described = [
-        {**(leaders.get(replica.key.node_id) or _replica(replica, seen.end_offset)), "votes": votes}
-        for replica, votes in replicas
-    ]
+
+    def described(
+        replicas: Iterable[operations.ReplicaDescription], *, votes: bool
+    ) -> list[Fields]:
+        return [
+            {
+                **(leaders.get(replica.key.node_id) or _replica(replica, seen.end_offset, getattr)),
+                "votes": votes,
+            }
+            for replica in replicas
+        ]
 
     return {
         "role": seen.role,
@@ -128,25 +131,31 @@ def _quorum(seen: QuorumDescription, others: Mapping[int, Answer]) -> Fields:
         "epoch": seen.epoch,
         "high_watermark": seen.high_watermark,
         "end_offset": seen.end_offset,
-        "voters": [replica for replica in described if replica["votes"]],
-        "observers": [replica for replica in described if not replica["votes"]],
+        "voters": described(seen.voters, votes=True),
+        "observers": described(seen.observers, votes=False),
     }
 
 
-def _replica(each: ReplicaDescription, end_offset: int) -> Fields:
-    lag = None if each.end_offset is None else max(0, end_offset - each.end_offset)
+def _replica(replica: Any, end_offset: int, read: Callable[[Any, str], int | None]) -> Fields:
+    """Describe a replica. `read` returns one of its numbers, None if it is unknown."""
+    end = read(replica, "end_offset")
     return {
-        "node_id": each.key.node_id,
-        "endpoint": each.endpoint,
-        "end_offset": each.end_offset,
-        "lag": lag,
-        "last_fetch_age_ms": each.last_fetch_age_ms,
-        "last_caught_up_age_ms": each.last_caught_up_age_ms,
+        "node_id": replica.key.node_id,
+        "endpoint": replica.endpoint,
+        "end_offset": end,
+        "lag": None if end is None else max(0, end_offset - end),
+        "last_fetch_age_ms": read(replica, "last_fetch_age_ms"),
+        "last_caught_up_age_ms": read(replica, "last_caught_up_age_ms"),
     }
+
+
+def _read_field(message: Any, name: str) -> Any:
+    # 0 is a valid offset and age, so presence decides.
+    return getattr(message, name) if message.HasField(name) else None
 
 
 def _leaders_replicas(
-    seen: QuorumDescription, others: Mapping[int, Answer]
+    seen: operations.QuorumDescription, others: Mapping[int, Answer]
 ) -> Mapping[int, Fields]:
     """Return voters by id as described by another controller that leads this epoch."""
     if seen.role == "leader":
@@ -155,66 +164,47 @@ def _leaders_replicas(
     for view in views:
         # A deposed leader that does not know it yet would show outdated lags.
         if view.role == "leader" and view.epoch >= seen.epoch:
-            return {voter.key.node_id: _told(voter, view.end_offset) for voter in view.voters}
+            return {
+                voter.key.node_id: _replica(voter, view.end_offset, _read_field)
+                for voter in view.voters
+            }
     return {}
 
 
-def _told(each: pb.ReplicaStatus, end_offset: int) -> Fields:
-    def given(name: str) -> int | None:
-        # 0 is a valid offset and age, so presence decides.
-        return getattr(each, name) if each.HasField(name) else None  # type: ignore[arg-type]
-
-    end = given("end_offset")
-    return {
-        "node_id": each.key.node_id,
-        "endpoint": each.endpoint,
-        "end_offset": end,
-        "lag": None if end is None else max(0, end_offset - end),
-        "last_fetch_age_ms": given("last_fetch_age_ms"),
-        "last_caught_up_age_ms": given("last_caught_up_age_ms"),
-    }
-
-
 def _controllers(
-    seen: QuorumDescription, others: Mapping[int, Answer], known: Knowledge
-) -> Iterator[Fields]:
-    """Yield the description of each controller, or its failure to answer, in order of ids."""
+    seen: operations.QuorumDescription, others: Mapping[int, Answer], known: Knowledge
+) -> list[Fields]:
+    """Return the description of each controller, or its failure to answer, in order of ids."""
     votes = {voter.key.node_id for voter in seen.voters}
-    own = {
-        "node_id": seen.node_id,
-        "votes": seen.node_id in votes,
-        "answers": True,
-        "reason": "",
-        "role": seen.role,
-        "leader_id": seen.leader_id,
-        "epoch": seen.epoch,
-        "end_offset": seen.end_offset,
-        "high_watermark": seen.high_watermark,
-        "repairing": seen.is_repairing,
-        "disk_full": seen.is_disk_full,
-        "version": known.sources.version,
-    }
-    yield from sorted(
-        (own, *(_other(node_id, answer, votes, known) for node_id, answer in others.items())),
-        key=lambda fields: fields["node_id"],
-    )
+
+    def described(node_id: int, reason: str, version: str, **view: Any) -> Fields:
+        return {
+            "node_id": node_id,
+            "votes": node_id in votes,
+            "answers": bool(view),
+            "reason": reason,
+            "role": view.get("role", ""),
+            **{name: view.get(name) for name in _PROGRESS},
+            "repairing": view.get("repairing", False),
+            "disk_full": view.get("disk_full", False),
+            "version": version,
+        }
+
+    own = {name: getattr(seen, name) for name in ("role", *_PROGRESS)}
+    own |= {"repairing": seen.is_repairing, "disk_full": seen.is_disk_full}
+    controllers = [described(seen.node_id, "", known.sources.version, **own)]
+    for node_id, answer in others.items():
+        view = {} if answer.view is None else _answered(answer.view)
+        version = known.versions.get(node_id, "")
+        controllers.append(described(node_id, answer.reason, version, **view))
+    return sorted(controllers, key=lambda fields: fields["node_id"])
 
 
-def _other(node_id: int, answer: Answer, votes: set[Any], known: Knowledge) -> Fields:
-    view = answer.view
+def _answered(view: pb.DescribeQuorumResponse) -> Fields:
+    names = ("role", *_PROGRESS, "repairing", "disk_full")
     return {
-        "node_id": node_id,
-        "votes": node_id in votes,
-        "answers": view is not None,
-        "reason": answer.reason,
-        "role": "" if view is None else view.role,
-        "leader_id": view.leader_id if view is not None and view.HasField("leader_id") else None,
-        "epoch": None if view is None else view.epoch,
-        "end_offset": None if view is None else view.end_offset,
-        "high_watermark": None if view is None else view.high_watermark,
-        "repairing": view is not None and view.repairing,
-        "disk_full": view is not None and view.disk_full,
-        "version": known.versions.get(node_id, ""),
+        **{name: getattr(view, name) for name in names},
+        "leader_id": _read_field(view, "leader_id"),
     }
 
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streammeta.controller.runtime.replication.operations import (
-    QuorumDescription,
-    ReplicaDescription,
-)
+from streammeta.controller.runtime.replication import operations
 from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 from streammeta.controller.trust.authenticator import came_by_token
 
@@ -20,7 +17,7 @@ OBSERVERS_MAX = 1_000
 """Maximum number of observers that an answer lists."""
 
 
-def described(driver: QuorumDriver) -> QuorumDescription:
+def described(driver: QuorumDriver) -> operations.QuorumDescription:
     """Return the quorum with addresses that the current caller can use. Unknown ones are empty."""
     seen = driver.describe()
     # Anyone with a directory may observe, and an answer must stay within a message.
@@ -30,8 +27,8 @@ def described(driver: QuorumDriver) -> QuorumDescription:
         return seen
 
     def with_token_endpoints(
-        replicas: Sequence[ReplicaDescription],
-    ) -> tuple[ReplicaDescription, ...]:
+        replicas: Sequence[operations.ReplicaDescription],
+    ) -> tuple[operations.ReplicaDescription, ...]:
         return tuple(
             replace(replica, endpoint=driver.endpoints(replica.key.node_id).tokens or "")
             for replica in replicas

@@ -11,12 +11,8 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from streammeta.controller.errors import ApiError, AuditUnavailableError
+from streammeta.controller.rpc.calls import memory_budget
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
-from streammeta.controller.rpc.calls.memory_budget import (
-    ANSWER_MEMORY_BYTES,
-    SMALL_BYTES,
-    MemoryBudget,
-)
 from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
 from streammeta.controller.rpc.calls.tally import RequestTally, UncalledConnections
 from streammeta.controller.trust.audit.auditor import Auditor, note_caller
@@ -29,7 +25,7 @@ from streammeta.controller.trust.authenticator import (
 from streammeta.controller.trust.rates import Rates
 from streammeta.controller.trust.refusals import UnknownKeyError
 from streammeta.rpc import tracing
-from streammeta.rpc.method_facts import MemoryClass, RequestClass
+from streammeta.rpc.method_facts import RequestClass
 from streammeta.rpc.methods import SERVED_METHODS
 
 _Input = TypeVar("_Input")
@@ -44,9 +40,11 @@ def holder_of(caller: Caller, context: Context) -> str:
     return context.peer() if caller.principal is None else caller.name
 
 
-def unread_answers(bytes_max: int = ANSWER_MEMORY_BYTES) -> MemoryBudget:
+def unread_answers(
+    bytes_max: int = memory_budget.ANSWER_MEMORY_BYTES,
+) -> memory_budget.MemoryBudget:
     """Return a budget of answers that are not sent."""
-    return MemoryBudget(bytes_max, what="unread answers")
+    return memory_budget.MemoryBudget(bytes_max, what="unread answers")
 
 
 def _traced(method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
@@ -71,10 +69,10 @@ class CallPipeline:
         self,
         authenticator: Authenticator,
         auditor: Auditor | None = None,
-        memory: MemoryBudget | None = None,
+        memory: memory_budget.MemoryBudget | None = None,
         rates: Rates | None = None,
         guard: MemoryGuard | None = None,
-        answers: MemoryBudget | None = None,
+        answers: memory_budget.MemoryBudget | None = None,
         connections: UncalledConnections | None = None,
         tally: RequestTally | None = None,
     ) -> None:
@@ -86,7 +84,7 @@ class CallPipeline:
         """
         self._authenticator = authenticator
         self._auditor = auditor
-        self._memory = MemoryBudget() if memory is None else memory
+        self._memory = memory_budget.MemoryBudget() if memory is None else memory
         self._rates = Rates() if rates is None else rates
         self._guard = guard
         self._answers = unread_answers() if answers is None else answers
@@ -107,51 +105,58 @@ class CallPipeline:
         answers_much = facts.answer_list is not None
 
         async def call(data: _Input, context: Context) -> _Result:
-            try:
-                try:
-                    caller = self._authenticator.authenticate(method, context)
-                # The issuer may have rotated its keys a moment ago. One fetch and one more attempt.
-                except UnknownKeyError:
-                    await self._authenticator.learn_keys()
-                    caller = self._authenticator.authenticate(method, context)
-            except ApiError as error:
-                if connections is not None:
-                    # A rejected caller has made a call, so its connection is not one without calls.
-                    connections.called(context.peer())
-                if self._auditor is not None:
-                    # The principal of an authenticated caller without the role belongs into the
-                    # audit line.
-                    note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
-                await abort(context, error)
-
+            caller = await self._authenticate(method, context)
             if connections is not None and caller.principal is not None:
                 connections.called(context.peer())
 
             note_caller(caller.name, caller.fingerprint)
-            # Before the handler, because its work would be wasted on a caller that does not read.
-            if answers_much:
-                await self._require_read(caller, context)
-            # Memory before rates: a call that is rejected for memory must not use up the quota.
-            if guard is not None and not guard.is_easy:
-                await _guarded(guard, facts.memory, data, context)
-            if caller.policy.quotas and is_rated and isinstance(data, bytes):
-                await self._rated(data, context, caller)
             # A stream counts its own messages as they arrive.
-            if isinstance(data, bytes) and len(data) > SMALL_BYTES:
-                return await self._in_memory(handle, data, context, caller)
+            size = len(data) if isinstance(data, bytes) else 0
+            counts = size > memory_budget.SMALL_BYTES
+            try:
+                # Before the handler, because its work would be wasted on a caller that does not
+                # read.
+                if answers_much:
+                    self._answers.require_room(holder_of(caller, context))
+                # Memory before rates: a call rejected for memory must not use up the quota.
+                if guard is not None and not guard.is_easy:
+                    guard.require(facts.memory, size)
+                if caller.policy.quotas and is_rated and isinstance(data, bytes):
+                    self._rates.take(caller, size, asyncio.get_running_loop().time())
+                if counts:
+                    self._memory.require(holder_of(caller, context), size)
+            except ApiError as error:
+                await abort(context, error)
 
-            return await handle(data, context)
+            if not counts:
+                return await handle(data, context)
+            try:
+                return await handle(data, context)
+            finally:
+                self._memory.give_back(holder_of(caller, context), size)
 
         # Outside of authentication, so that rejected calls are recorded too.
         recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
         whole = self._counted(recorded) if answers_much else recorded
         return self._tally.wrap(method, whole if lasts else _traced(method, whole), lasts=lasts)
 
-    async def _require_read(self, caller: Caller, context: Context) -> None:
-        """Refuse a call whose caller has not read its earlier answers."""
+    async def _authenticate(self, method: str, context: Context) -> Caller:
+        """Return the caller of a call, or end the call."""
         try:
-            self._answers.require_room(holder_of(caller, context))
+            try:
+                return self._authenticator.authenticate(method, context)
+            # The issuer may have rotated its keys a moment ago. One fetch and one more attempt.
+            except UnknownKeyError:
+                await self._authenticator.learn_keys()
+                return self._authenticator.authenticate(method, context)
         except ApiError as error:
+            if self._connections is not None:
+                # A rejected caller has made a call, so its connection is not one without calls.
+                self._connections.called(context.peer())
+            if self._auditor is not None:
+                # The principal of an authenticated caller without the role belongs into the audit
+                # line.
+                note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
             await abort(context, error)
 
     def _counted(self, call: Handler[Any, Any]) -> Handler[Any, Any]:
@@ -160,7 +165,7 @@ class CallPipeline:
         async def counted(data: Any, context: Context) -> bytes:
             given = await call(data, context)
             answer: bytes = given if isinstance(given, bytes) else given.SerializeToString()
-            if (size := len(answer)) > SMALL_BYTES:
+            if (size := len(answer)) > memory_budget.SMALL_BYTES:
                 holder = holder_of(current_caller(), context)
                 try:
                     self._answers.require(holder, size)
@@ -176,35 +181,6 @@ class CallPipeline:
 
     def _sent(self, holder: str, size: int, _: Context) -> None:
         self._answers.give_back(holder, size)
-
-    async def _rated(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Refuse a request whose caller has asked too much of late."""
-        try:
-            self._rates.take(caller, len(data), asyncio.get_running_loop().time())
-        except ApiError as error:
-            await abort(context, error)
-
-    async def _in_memory(
-        self, handler: Handler[Any, _Result], data: bytes, context: Context, caller: Caller
-    ) -> _Result:
-        """Serve a request if there is memory for it."""
-        holder, size = holder_of(caller, context), len(data)
-        try:
-            self._memory.require(holder, size)
-        except ApiError as error:
-            await abort(context, error)
-        try:
-            return await handler(data, context)
-        finally:
-            self._memory.give_back(holder, size)
-
-
-async def _guarded(guard: MemoryGuard, memory: MemoryClass, data: object, context: Context) -> None:
-    """Refuse a call for which there is too little memory."""
-    try:
-        guard.require(memory, len(data) if isinstance(data, bytes) else 0)
-    except ApiError as error:
-        await abort(context, error)
 
 
 def _until_denied(

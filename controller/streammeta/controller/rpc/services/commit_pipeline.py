@@ -27,6 +27,7 @@ from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
 from streammeta.controller.rpc.codec import wire_columns
 from streammeta.controller.rpc.services import pipeline_core, pipeline_messages
+from streammeta.controller.rpc.services.pipeline_messages import Outcome, PipelineMessage
 from streammeta.controller.runtime.load.admission import TurnBudget
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.group_commit import GroupCommitDelay
@@ -112,7 +113,7 @@ class _Stream:
 
     async def next_answer(
         self,
-    ) -> pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage | None:
+    ) -> Outcome | None:
         """Wait for a message to answer. Return None at the end."""
         answers = self.core.answers
         if not answers:
@@ -205,7 +206,7 @@ class CommitPipeline:
 
     def _count(
         self,
-        message: pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage,
+        message: Outcome,
         answered_at: float,
     ) -> None:
         if isinstance(message, pipeline_messages.DecidedMessage):
@@ -275,17 +276,15 @@ class CommitPipeline:
             return error
         return None
 
-    async def _decide_messages(
-        self, messages: Sequence[pipeline_messages.PipelineMessage]
-    ) -> list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage]:
+    async def _decide_messages(self, messages: Sequence[PipelineMessage]) -> list[Outcome]:
         """Decide the messages of a batch. The last one may end the stream."""
         held_to = authenticator.current_caller().held_to
         decided = await self._decide_together(messages, held_to) if len(messages) > 1 else None
         return await self._decide_each(messages, held_to) if decided is None else decided
 
     async def _decide_together(
-        self, messages: Sequence[pipeline_messages.PipelineMessage], held_to: Principal | None
-    ) -> list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage] | None:
+        self, messages: Sequence[PipelineMessage], held_to: Principal | None
+    ) -> list[Outcome] | None:
         """Decide messages that contain only uploads as one request.
 
         None if they are not decided.
@@ -314,9 +313,9 @@ class CommitPipeline:
         ]
 
     async def _decide_each(
-        self, messages: Sequence[pipeline_messages.PipelineMessage], held_to: Principal | None
-    ) -> list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage]:
-        decided: list[pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage] = []
+        self, messages: Sequence[PipelineMessage], held_to: Principal | None
+    ) -> list[Outcome]:
+        decided: list[Outcome] = []
         for message in messages:
             try:
                 decided.append(await self._decide(message, held_to))
@@ -326,7 +325,7 @@ class CommitPipeline:
         return decided
 
     async def _decide(
-        self, message: pipeline_messages.PipelineMessage, held_to: Principal | None
+        self, message: PipelineMessage, held_to: Principal | None
     ) -> pipeline_messages.DecidedMessage:
         submissions: list[Submission] = []
         if held_to is not None:
@@ -349,7 +348,7 @@ class CommitPipeline:
 
 def _read(
     data: bytes, refusal: Exception | None, came_ns: int
-) -> pipeline_messages.PipelineMessage | pipeline_messages.RejectedMessage:
+) -> PipelineMessage | pipeline_messages.RejectedMessage:
     """Parse a message completely before its commits are decided, so it changes all or nothing."""
     sequence: int | None = None
     try:
@@ -370,7 +369,7 @@ def _read(
         trace = None
         if came_ns and message.traceparents:
             trace = pipeline_messages.MessageTrace(tuple(message.traceparents), came_ns)
-        return pipeline_messages.PipelineMessage(
+        return PipelineMessage(
             sequence, commits, sum(map(pipeline_core.count_rows, commits)), with_effects, trace
         )
     except Exception as error:  # noqa: BLE001 - reported when its turn comes
@@ -389,7 +388,7 @@ def _read_commit(
     return request
 
 
-def _record(message: pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage) -> None:
+def _record(message: Outcome) -> None:
     """Note a message's commits in the record of the call, before they are answered."""
     if (
         isinstance(message, pipeline_messages.DecidedMessage)
@@ -402,9 +401,7 @@ def _record(message: pipeline_messages.DecidedMessage | pipeline_messages.Reject
             record.carried(commit, wire_columns.commit_stream_set_object_out(answer), tally[-1])
 
 
-async def _answer(
-    message: pipeline_messages.DecidedMessage | pipeline_messages.RejectedMessage, context: Context
-) -> bytes:
+async def _answer(message: Outcome, context: Context) -> bytes:
     try:
         return await message.response()
     except Exception as error:  # noqa: BLE001 - every failure of a message is a status

@@ -35,10 +35,7 @@ from streammeta.controller.rpc.services.routes import PLAIN
 from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool, SpoolFile
 from streammeta.controller.rpc.watch.service import WatchHandler
 from streammeta.controller.runtime.load.admission import Gate
-from streammeta.controller.runtime.replication.operations import (
-    QuorumDescription,
-    ReplicaDescription,
-)
+from streammeta.controller.runtime.replication import operations
 from streammeta.controller.runtime.replication.peer_versions import PeerVersions
 from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 from streammeta.controller.runtime.writer.controller import MetadataController
@@ -239,7 +236,9 @@ def _undecided(bounds: tuple[int, int] | None) -> admin_pb2.UndecidedIds | None:
     return None if bounds is None else admin_pb2.UndecidedIds(first=bounds[0], below=bounds[1])
 
 
-def _controllers(seen: QuorumDescription, versions: PeerVersions) -> list[admin_pb2.Controller]:
+def _controllers(
+    seen: operations.QuorumDescription, versions: PeerVersions
+) -> list[admin_pb2.Controller]:
     """Return voters, and observers that fetch.
 
     A leader remembers departed observers for a while.
@@ -258,7 +257,7 @@ def _controllers(seen: QuorumDescription, versions: PeerVersions) -> list[admin_
 
 
 def _controller(
-    replica: ReplicaDescription, software: Software | None, *, is_voter: bool
+    replica: operations.ReplicaDescription, software: Software | None, *, is_voter: bool
 ) -> admin_pb2.Controller:
     return admin_pb2.Controller(
         node_id=replica.key.node_id,

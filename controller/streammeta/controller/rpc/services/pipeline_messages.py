@@ -131,3 +131,6 @@ class RejectedMessage(NamedTuple):
     async def response(self) -> bytes:
         """Raise the error."""
         raise self.error
+
+
+Outcome: TypeAlias = DecidedMessage | RejectedMessage

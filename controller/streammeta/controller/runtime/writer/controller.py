@@ -19,11 +19,7 @@ import structlog
 
 from streammeta.controller import errors
 from streammeta.controller.ids import SnapshotId
-from streammeta.controller.metadata.api.answer_budget import (
-    commit_bytes,
-    require_entry,
-    require_rest,
-)
+from streammeta.controller.metadata.api import answer_budget
 from streammeta.controller.metadata.api.answers import Answer
 from streammeta.controller.metadata.api.requests import (
     ClaimBucket,
@@ -39,12 +35,7 @@ from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
 from streammeta.controller.runtime.load.admission import Gate, TurnBudget
-from streammeta.controller.runtime.persistence import state_hashes
-from streammeta.controller.runtime.persistence.metadata_checkpoint import (
-    FrozenCheckpoint,
-    LoadedMetadata,
-    read_metadata,
-)
+from streammeta.controller.runtime.persistence import metadata_checkpoint, state_hashes
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.replication.log_time import LogTime
 from streammeta.controller.runtime.replication.waiters import OffsetWaiters
@@ -100,7 +91,9 @@ class MetadataController:
         cluster_metadata: ClusterMetadata,
         clock: Clock,
         object_ids: bucket_permits.ObjectIdGate | None = None,
-        read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMetadata] = read_metadata,
+        read_checkpoint: Callable[
+            [BinaryIO, SnapshotId], metadata_checkpoint.LoadedMetadata
+        ] = metadata_checkpoint.read_metadata,
         limits: MetadataLimits | None = None,
         lease: bucket_permits.MarkerLease | None = None,
     ) -> None:
@@ -247,8 +240,8 @@ class MetadataController:
             require_room(self._metadata, decision.records, self._limits)
             if type(request) is PrepareObjects and decision.records:
                 self._object_ids.check(self._metadata.next_object_id + request.count)
-            answered_bytes += commit_bytes(decision.answer)
-            require_rest(answered_bytes, "commits")
+            answered_bytes += answer_budget.commit_bytes(decision.answer)
+            answer_budget.require_rest(answered_bytes, "commits")
             answers.append(decision.answer)
             is_proven = bool(decision.records)
             if is_proven:
@@ -314,7 +307,7 @@ class MetadataController:
         """Wait until the current metadata is committed. Raises as `write` does."""
         await self._committed(self._leading_log().next_offset)
 
-    async def frozen(self) -> FrozenCheckpoint:
+    async def frozen(self) -> metadata_checkpoint.FrozenCheckpoint:
         """Return an immutable, committed, linearizable view of the metadata. No write waits for it.
 
         Raises:
@@ -424,7 +417,7 @@ class MetadataController:
     def _replicate(self, log: ReplicatedLog, offset: int, records: Sequence[Record]) -> int:
         # Apply first: a record that can't be applied must never be replicated.
         payload = encode_records(records)
-        require_entry(len(payload))
+        answer_budget.require_entry(len(payload))
         self._awaited_views.freeze_up_to(offset)
         self._metadata.apply(offset, records)
         try:
@@ -561,15 +554,17 @@ class MetadataController:
             self._session_reads.forget(waiting)  # the offset may never be reached
             raise
 
-    def _freeze(self, point: SnapshotPoint) -> FrozenCheckpoint:
+    def _freeze(self, point: SnapshotPoint) -> metadata_checkpoint.FrozenCheckpoint:
         if self._metadata.applied_end_offset > point.snapshot_id.end_offset:
             raise errors.InvariantError(
                 f"the metadata contains the log below {self._metadata.applied_end_offset}, but its "
                 f"snapshot should end at {point.snapshot_id.end_offset}"
             )
-        return FrozenCheckpoint(point, self._metadata.freeze(), self._log_hash.value)
+        return metadata_checkpoint.FrozenCheckpoint(
+            point, self._metadata.freeze(), self._log_hash.value
+        )
 
-    def _replace(self, loaded: LoadedMetadata) -> None:
+    def _replace(self, loaded: metadata_checkpoint.LoadedMetadata) -> None:
         if self._active:
             raise errors.InvariantError("a snapshot must not replace the metadata of a leader")
         self._metadata = loaded.cluster_metadata
