@@ -21,8 +21,7 @@ import yaml
 
 from streammeta.cli.root import cli
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
-from streammeta.controller.trust.access_rules import HTTP_RULES
-from streammeta.controller.trust.authenticator import Authenticator
+from streammeta.controller.trust.authenticator import HTTP_RULES, Authenticator
 from streammeta.storage.object_store.protocol.address import S3Config
 from streammeta.tls.listener import ListenerTls
 from tests.kit.real_cluster import running_cluster

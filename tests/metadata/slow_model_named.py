@@ -19,9 +19,7 @@ def names_of(state: State) -> dict[str, dict[str, Any]]:
     return {name: json.loads(found[name]) for name in sorted(found)}
 
 
-def commit(
-    state: State, request: r.CommitNamedObjects, now: int, offset: int
-) -> a.ObjectErrorsAnswer:
+def commit(state: State, request: r.CommitNamedObjects, now: int, offset: int) -> a.ErrorsAnswer:
     if state.feature_level < 3:
         raise FeatureLevelError(3, "named objects")
     errors = tuple(state.check(request.node) or _verdict(state, one) for one in request.objects)
@@ -29,7 +27,7 @@ def commit(
     if not any(errors):
         for one in fresh:
             _commit(state, one, now, offset)
-    return a.ObjectErrorsAnswer(errors=errors)
+    return a.ErrorsAnswer(errors=errors)
 
 
 def _verdict(state: State, one: r.NamedObjectToCommit) -> ErrorCode:
@@ -74,7 +72,7 @@ def _owner(says: dict[str, Any]) -> str:
     return f"key/{len(namespace)}/{len(key)}/{namespace}/{key}/"
 
 
-def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.ObjectErrorsAnswer:
+def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.ErrorsAnswer:
     names = names_of(state)
     errors = []
     for one in request.objects:
@@ -86,7 +84,7 @@ def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.ObjectErr
         elif not error:
             _destroy(state, one.name, names[one.name], now)
         errors.append(error)
-    return a.ObjectErrorsAnswer(errors=tuple(errors))
+    return a.ErrorsAnswer(errors=tuple(errors))
 
 
 def _destroy(state: State, name: str, says: dict[str, Any], now: int) -> None:

@@ -120,13 +120,13 @@ def _covered(state: State, stream_id: int) -> tuple[int, int] | None:
     return low, high
 
 
-def close(state: State, request: r.CloseStreams) -> a.StreamErrorsAnswer:
+def close(state: State, request: r.CloseStreams) -> a.ErrorsAnswer:
     """Each stream on its own; a recovery may close for its node."""
     errors = []
     for item in request.streams:
         error = state.check(request.node, fence=False, recoverer=request.recoverer)
         errors.append(error or _close(state, request.node.node_id, item))
-    return a.StreamErrorsAnswer(errors=tuple(errors))
+    return a.ErrorsAnswer(errors=tuple(errors))
 
 
 def _close(state: State, node_id: int, item: r.StreamToClose) -> ErrorCode:
@@ -178,10 +178,10 @@ def trim_one(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def delete(state: State, request: r.DeleteStreams) -> a.StreamErrorsAnswer:
+def delete(state: State, request: r.DeleteStreams) -> a.ErrorsAnswer:
     """The stream is gone at once; what holds it alone is swept, see `sweep`."""
     errors = tuple(state.check(request.node) or _delete(state, item) for item in request.streams)
-    return a.StreamErrorsAnswer(errors=errors)
+    return a.ErrorsAnswer(errors=errors)
 
 
 def _delete(state: State, item: r.StreamToDelete) -> ErrorCode:

@@ -17,8 +17,7 @@ from streammeta.controller.monitoring.http import http_listener, probes
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.runtime.replication.operations import QuorumDescription
 from streammeta.controller.tls.manager import TlsManager
-from streammeta.controller.trust.access_rules import HTTP_RULES
-from streammeta.controller.trust.authenticator import Authenticator
+from streammeta.controller.trust.authenticator import HTTP_RULES, Authenticator
 from streammeta.controller.trust.policy import Denials, Policy
 from streammeta.tls.listener import ListenerTls
 from tests.kit.certificates import Authority

@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streammeta.controller.monitoring.history.history import Fold, History, Series
-from streammeta.controller.monitoring.history.last_hour import last_hour
+from streammeta.controller.monitoring.history.history import Fold, History, Series, last_hour
 from streammeta.controller.monitoring.history.sampling import SERIES, Sampler, voter_lag
 from streammeta.controller.monitoring.http.http_listener import ResponseCache
 from streammeta.controller.monitoring.status import largest as largest_things

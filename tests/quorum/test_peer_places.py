@@ -21,9 +21,7 @@ VOTERS = ("10.0.0.1", "10.0.0.2")
 @pytest.fixture
 async def server() -> PeerServer:
     """A server whose voters have addresses in the log and among the seeds."""
-    addresses = PeerAddresses(
-        NodeId(7), Endpoints(), {NodeId(2): f"{VOTERS[1]}:9100"}, overrides={}
-    )
+    addresses = PeerAddresses(NodeId(7), Endpoints(), {NodeId(2): f"{VOTERS[1]}:9100"}, {})
     key = ReplicaKey(NodeId(1), DirectoryId("disk"))
     addresses.set_voters(VoterSet((Voter(key, f"{VOTERS[0]}:9100"),)))
     return PeerServer(FakeReplica(HERE.node_id), HERE, addresses=addresses)

@@ -16,8 +16,13 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.epochs import FREE_MAX, STEP_MAX
 from streammeta.controller.metadata.tables.values import INT64_MAX, NodeIdentity
 from streammeta.controller.records import record as rec
-from streammeta.controller.trust.access_rules import NAMESPACE_OF, RPC_RULES
-from streammeta.controller.trust.authenticator import ANONYMOUS, Authenticator, Caller
+from streammeta.controller.trust.authenticator import (
+    ANONYMOUS,
+    NAMESPACE_OF,
+    RPC_RULES,
+    Authenticator,
+    Caller,
+)
 from streammeta.controller.trust.namespaces import require_namespaces
 from streammeta.controller.trust.policy import RESERVED_NAMESPACES, parse_policy
 from streammeta.controller.trust.refusals import NotYourNamespaceError, RoleLacksCallError

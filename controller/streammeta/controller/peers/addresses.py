@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from streammeta.controller.config import CONTROLLER_ID_MAX, ConfigError, check_reachable
 from streammeta.controller.ids import NodeId
@@ -18,6 +19,7 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
 
 
+@dataclass(eq=False)
 class PeerAddresses:
     """Addresses of one controller's peers, for other controllers and for clients.
 
@@ -26,25 +28,18 @@ class PeerAddresses:
     controller's position in the network.
     """
 
-    def __init__(
-        self,
-        local: NodeId,
-        own: Endpoints,
-        seeds: Mapping[NodeId, str],
-        overrides: Mapping[NodeId, str],
-    ) -> None:
-        self._local = local
-        self._own = own
-        self._seeds = seeds
-        self._overrides = overrides
-        self._voters = VoterSet()
-        self._leader: tuple[NodeId, Endpoints] | None = None
-        self._from_hello: dict[NodeId, str] = {}
-        self._for_tokens: dict[NodeId, str] = {}
-        self._in_use: dict[NodeId, str] = {}
-        self._failed: dict[NodeId, set[str]] = {}
-        self._known: dict[NodeId, list[str]] = {}
-        """Addresses of a node from all sources, the likeliest first, computed on demand."""
+    _local: NodeId
+    _own: Endpoints
+    _seeds: Mapping[NodeId, str]
+    _overrides: Mapping[NodeId, str]
+    _voters: VoterSet = field(init=False, default_factory=VoterSet)
+    _leader: tuple[NodeId, Endpoints] | None = field(init=False, default=None)
+    _from_hello: dict[NodeId, str] = field(init=False, default_factory=dict)
+    _for_tokens: dict[NodeId, str] = field(init=False, default_factory=dict)
+    _in_use: dict[NodeId, str] = field(init=False, default_factory=dict)
+    _failed: dict[NodeId, set[str]] = field(init=False, default_factory=dict)
+    _known: dict[NodeId, list[str]] = field(init=False, default_factory=dict)
+    """Addresses of a node from all sources, the likeliest first, computed on demand."""
 
     def set_voters(self, voters: VoterSet) -> None:
         """Use the addresses of the current voters."""

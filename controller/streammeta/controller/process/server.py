@@ -41,7 +41,6 @@ from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.process import operating_system
 from streammeta.controller.process.audit_log import Auditing, check_audit_log
-from streammeta.controller.process.start_log import log_start
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
@@ -50,7 +49,6 @@ from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
 from streammeta.controller.rpc.calls.tally import RequestTally, UncalledConnections
 from streammeta.controller.rpc.services import contract
 from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.services.public import health_handler, reflection_handler
 from streammeta.controller.rpc.services.quorum import QuorumServicer
 from streammeta.controller.rpc.services.routes import MAP_SERVICES, LeaderView, routed, routes
 from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool
@@ -152,7 +150,7 @@ async def _serve_watched(
     manager: operating_system.ServiceManager,
     signals: operating_system.StopSignals,
 ) -> None:
-    log_start(config)
+    operating_system.log_start(config)
     warn_of_advertised(config)
     store = _open_store("store", config.store_uri)
     backup_store = _backup_store(config)  # which may be away
@@ -523,10 +521,10 @@ class ControllerNode:
             contract.service_handler(SERVICES["QuorumService"], entrance, quorum.unary()),
             contract.service_handler(SERVICES["AdminService"], entrance, admin.unary()),
             contract.service_handler(SERVICES["MetadataService"], entrance, {}, metadata.streams()),
-            health_handler(self._health, entrance),
+            contract.health_handler(self._health, entrance),
         ]
         if self._config.reflection:
-            handlers.append(reflection_handler(entrance))
+            handlers.append(contract.reflection_handler(entrance))
         return handlers
 
     def _announce_leadership(self, leads: bool) -> None:

@@ -3,7 +3,7 @@
 Authenticates every call before its request is parsed and before a leader is named. A certificate
 names the caller, or a token on a connection that requests no certificate. A plain-text connection
 has no principal, and all its calls are accepted. Restrictions other than roles are validated with
-the request.
+the request. A method or HTTP page without a rule is rejected for every caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.trust.access_rules import RPC_RULES
 from streammeta.controller.trust.policy import Policy, Quota
 from streammeta.controller.trust.refusals import (
     BadTokenError,
@@ -27,10 +26,33 @@ from streammeta.controller.trust.refusals import (
     RoleLacksCallError,
 )
 from streammeta.rpc.method_facts import Access
+from streammeta.rpc.methods import SERVED_METHODS
+from streammeta.storage.cluster_files import reconcile_runs
 from streammeta.tls.identity import IdentityError, KnownClusters, Principal, Role
 
 if TYPE_CHECKING:
     from streammeta.controller.trust.tokens import IssuerKey, Proof, TokenVerifier
+
+RPC_RULES: Mapping[str, Access] = {name: facts.access for name, facts in SERVED_METHODS.items()}
+"""Rules by full name of the method, e.g. `streammeta.v1.KVService.PutKVs`."""
+
+_EVERYONE = Access(roles=frozenset(Role), new_brokers=True)
+_STATUS_READERS = Access(roles=frozenset((Role.CONTROLLER, Role.READER, Role.ADMIN, Role.MONITOR)))
+
+HTTP_RULES: Mapping[str, Access] = {
+    "streammeta.http.livez": _EVERYONE,
+    "streammeta.http.readyz": _EVERYONE,
+    "streammeta.http.metrics": _STATUS_READERS,
+    "streammeta.http.status": _STATUS_READERS,
+}
+"""Rules of the pages of the HTTP listener. A controller's own certificate reads all of them."""
+
+NAMESPACE_OF: Mapping[Role, str] = {Role.RECONCILER: reconcile_runs.NAMESPACE}
+"""Reserved namespace of a role. A caller without another role uses only that namespace."""
+
+WAL_CONFIG_SHOWN_TO = frozenset((Role.BROKER, Role.COMPACTOR, Role.RECONCILER, Role.ADMIN))
+"""Roles to which GetNodes shows the brokers' `wal_config`, which may contain secrets."""
+
 
 _PLAIN_TEXT = b"insecure"
 _KNOWN_MAX = 10_000

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata.api import requests
-from streammeta.controller.trust.access_rules import NAMESPACE_OF
 from streammeta.controller.trust.audit.lines import NAMESPACE
-from streammeta.controller.trust.authenticator import Caller
+from streammeta.controller.trust.authenticator import NAMESPACE_OF, Caller
 from streammeta.controller.trust.refusals import NotYourNamespaceError
 from streammeta.rpc.methods import facts_of
 from streammeta.tls.identity import Role

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streammeta.controller.config import ConfigError, ControllerConfig
-from streammeta.controller.trust.access_rules import HTTP_RULES, RPC_RULES
-from streammeta.controller.trust.authenticator import Authenticator
+from streammeta.controller.trust.authenticator import HTTP_RULES, RPC_RULES, Authenticator
 from streammeta.controller.trust.policy import PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.rpc.method_facts import Access

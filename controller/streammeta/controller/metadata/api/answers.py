@@ -54,8 +54,8 @@ class OpenStreamsAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamErrorsAnswer(Answer):
-    """Answer to Close- and DeleteStreams: one outcome per stream, in request order."""
+class ErrorsAnswer(Answer):
+    """One outcome for each stream or named object to close, name or delete, in request order."""
 
     errors: tuple[ErrorCode, ...]
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api.answers import Answer
 from streammeta.controller.metadata.api.requests import OwnerKey
 from streammeta.controller.metadata.tables.values import Tags
@@ -15,13 +14,6 @@ OWNERS = "_streammeta/named-owners"
 
 OWN_NAMESPACES = frozenset((NAMES, OWNERS))
 """Namespaces whose keys change only together with their objects."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectErrorsAnswer(Answer):
-    """One outcome for each named object, in request order."""
-
-    errors: tuple[ErrorCode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,12 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode, LimitExceededError
 from streammeta.controller.metadata.api import answer_budget as budget
 from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import ErrorsAnswer
 from streammeta.controller.metadata.api.named_answers import (
     NAMES,
     OWNERS,
     DescribeNamedObjectsAnswer,
     NamedObject,
-    ObjectErrorsAnswer,
 )
 from streammeta.controller.metadata.decisions.commit_rules import REJECTED, Repeat, Repeats
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
@@ -103,7 +103,7 @@ class NamedObjects:
 
     def decide_commit(
         self, request: requests.CommitNamedObjects, now_ms: int
-    ) -> tuple[Sequence[rec.Record], ObjectErrorsAnswer]:
+    ) -> tuple[Sequence[rec.Record], ErrorsAnswer]:
         """Commit all objects or none. Already committed ones count as new ones.
 
         Raises:
@@ -113,7 +113,7 @@ class NamedObjects:
         self._level.require(NAMED_LEVEL, "named objects")
         error = self._nodes.check(request.node)
         if error is not _NONE:
-            return (), ObjectErrorsAnswer(errors=(error,) * len(request.objects))
+            return (), ErrorsAnswer(errors=(error,) * len(request.objects))
 
         digests = [_digest(item) for item in request.objects]
         repeats = [
@@ -124,12 +124,12 @@ class NamedObjects:
 
         fresh = [place for place, repeat in enumerate(repeats) if repeat is Repeat.NEW]
         if any(errors) or not fresh:
-            return (), ObjectErrorsAnswer(errors=errors)
+            return (), ErrorsAnswer(errors=errors)
 
         chosen = [request.objects[place] for place in fresh]
         self._require_room(chosen)
         records = self._commit_records(chosen, [digests[place] for place in fresh], now_ms)
-        return records, ObjectErrorsAnswer(errors=errors)
+        return records, ErrorsAnswer(errors=errors)
 
     def _verdict(self, item: requests.NamedObjectToCommit, repeat: Repeat) -> ErrorCode:
         if repeat is Repeat.SAME:
@@ -189,17 +189,17 @@ class NamedObjects:
 
     def decide_delete(
         self, request: requests.DeleteNamedObjects, now_ms: int
-    ) -> tuple[Sequence[rec.Record], ObjectErrorsAnswer]:
+    ) -> tuple[Sequence[rec.Record], ErrorsAnswer]:
         """Destroy the objects whose condition holds."""
         error = self._nodes.check(request.node)
         if error is not _NONE:
-            return (), ObjectErrorsAnswer(errors=(error,) * len(request.objects))
+            return (), ErrorsAnswer(errors=(error,) * len(request.objects))
         found = [self._entry_of(item.name) for item in request.objects]
         errors = tuple(map(_delete_verdict, request.objects, found))
         names = [
             item.name for item, error in zip(request.objects, errors, strict=True) if not error
         ]
-        return self._destruction(names, now_ms), ObjectErrorsAnswer(errors=errors)
+        return self._destruction(names, now_ms), ErrorsAnswer(errors=errors)
 
     def destroy_with_streams(self, stream_ids: Iterable[int], now_ms: int) -> Sequence[rec.Record]:
         """Return the records that destroy the objects of deleted streams.

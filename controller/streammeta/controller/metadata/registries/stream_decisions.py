@@ -13,10 +13,10 @@ from streammeta.controller.metadata.api import request_identity, requests
 from streammeta.controller.metadata.api.answers import (
     AbandonUploadsAnswer,
     CreateStreamsAnswer,
+    ErrorsAnswer,
     OpenedStream,
     OpenStreamsAnswer,
     PendingUpload,
-    StreamErrorsAnswer,
     TrimStreamsAnswer,
 )
 from streammeta.controller.metadata.registries.nodes import Nodes
@@ -156,7 +156,7 @@ class StreamDecisions:
 
     # ---- close ----
 
-    def close(self, request: requests.CloseStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
+    def close(self, request: requests.CloseStreams) -> tuple[list[rec.Record], ErrorsAnswer]:
         """Close streams of the node. Closed ones are accepted and do not change."""
         # A recovery closes streams on behalf of a fenced node.
         answer, accepted = self._decide_each(
@@ -178,11 +178,11 @@ class StreamDecisions:
         *,
         fence_failover: bool = True,
         recoverer: values.NodeIdentity | None = None,
-    ) -> tuple[StreamErrorsAnswer, list[tuple[Any, Head[int]]]]:
+    ) -> tuple[ErrorsAnswer, list[tuple[Any, Head[int]]]]:
         """Return the answer, and the accepted streams with their heads."""
         error = self._nodes.check(request.node, fence_failover=fence_failover, recoverer=recoverer)
         if error is not ErrorCode.NONE:
-            return StreamErrorsAnswer(errors=(error,) * len(request.streams)), []
+            return ErrorsAnswer(errors=(error,) * len(request.streams)), []
 
         heads = self._streams.heads([item.stream_id for item in request.streams])
         errors, accepted = [], []
@@ -191,7 +191,7 @@ class StreamDecisions:
             errors.append(error)
             if error is ErrorCode.NONE and head is not None:
                 accepted.append((item, head))
-        return StreamErrorsAnswer(errors=tuple(errors)), accepted
+        return ErrorsAnswer(errors=tuple(errors)), accepted
 
     def abandon(
         self, request: requests.AbandonUploads
@@ -291,7 +291,7 @@ class StreamDecisions:
 
     def delete(
         self, request: requests.DeleteStreams, now_ms: int
-    ) -> tuple[list[rec.Record], StreamErrorsAnswer]:
+    ) -> tuple[list[rec.Record], ErrorsAnswer]:
         """Delete closed streams and destroy their stream objects. Stream set objects stay.
 
         Sweeps destroy the remaining objects of very large streams later.

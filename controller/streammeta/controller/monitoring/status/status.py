@@ -17,7 +17,7 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.metadata.api.answers import NodeDescription, StreamDescription
-from streammeta.controller.monitoring.history.last_hour import highest, last_hour, mean
+from streammeta.controller.monitoring.history.history import highest, last_hour, mean
 from streammeta.controller.monitoring.history.sampling import Sampler
 from streammeta.controller.monitoring.metrics.metrics import Sources
 from streammeta.controller.monitoring.status.alarms import alarms

@@ -11,6 +11,7 @@ idempotent by object id.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from streammeta.controller import errors
@@ -50,26 +51,20 @@ BYTES_A_ROW = 32
 """Size of a row in a message, for the cost of parsing it."""
 
 
+@dataclass(eq=False)
 class _Stream:
     """Tasks of one pipeline that wait for its messages, and the counts of all pipelines.
 
     Futures and an event, because an `asyncio.Queue` needs three times as many calls per message.
     """
 
-    def __init__(
-        self,
-        core: pipeline_core.PipelineCore,
-        rests: GroupCommitDelay,
-        memory: MemoryBudget,
-        holder: str,
-    ) -> None:
-        self.core = core
-        self._rests = rests
-        self._memory = memory
-        self._holder = holder
-        self._fewer = asyncio.Event()
-        self._more = asyncio.Event()
-        self._decided: asyncio.Future[None] | None = None
+    core: pipeline_core.PipelineCore
+    _rests: GroupCommitDelay
+    _memory: MemoryBudget
+    _holder: str
+    _fewer: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _more: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _decided: asyncio.Future[None] | None = field(init=False, default=None)
 
     async def room(self) -> None:
         """Wait until another message may be read."""

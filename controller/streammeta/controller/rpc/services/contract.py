@@ -1,6 +1,7 @@
 """Handlers of services, except metadata routes, CommitPipeline, Watch and the quorum.
 
-They translate and wait. All decisions are made elsewhere.
+They translate and wait. All decisions are made elsewhere. Health and reflection, gRPC's own
+services, are in the same call pipeline.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from streammeta.controller.config import ControllerConfig, check_controller_id
 from streammeta.controller.errors import InvalidRequestError, SlowReaderError
@@ -27,6 +30,7 @@ from streammeta.controller.metadata.api.requests import FinishRestore, HoldDelet
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.calls.caller_addresses import described, leader_endpoint
+from streammeta.controller.rpc.calls.error_mapping import Context
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.codec.adoption_messages import adoption_in, adoption_out
 from streammeta.controller.rpc.codec.conversion import checked
@@ -45,6 +49,7 @@ from streammeta.controller.trust.authenticator import current_caller, current_ho
 from streammeta.controller.trust.namespaces import require_fields
 from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.controller.trust.rates import Places
+from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.method_facts import RequestClass
 from streammeta.rpc.methods import facts_of
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
@@ -428,3 +433,44 @@ class MetadataHandlers:
         require_fields(current_caller(), "MetadataService.GetSnapshot", request)
         if hold_ms:
             await self._controller.write(HoldDeletions(hold_ms=hold_ms))
+
+
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+
+
+def health_handler(
+    servicer: health.aio.HealthServicer, entrance: CallPipeline
+) -> grpc.GenericRpcHandler:
+    """Return a handler for the states that are set on `servicer`."""
+    # Probes ask for one service by Check. No tool of ours lists them.
+    return service_handler(
+        _HEALTH,
+        entrance,
+        {"Check": servicer.Check},
+        {"Watch": servicer.Watch},
+        unserved=("List",),
+    )
+
+
+def reflection_handler(entrance: CallPipeline) -> grpc.GenericRpcHandler:
+    """Return a handler that describes the services of the contract, health and itself."""
+    contract = (service.full_name for service in SERVICES.values())
+    # Without their names the tool could not find health and reflection themselves.
+    names = (*contract, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    servicer = reflection.aio.ReflectionServicer(names)
+
+    async def answer(messages: AsyncIterator[bytes], context: Context) -> None:
+        # The pipeline passes bytes, because callers are authenticated before anything is parsed.
+        requests = _parsed(messages)
+        async for response in servicer.ServerReflectionInfo(requests, context):
+            await context.write(response.SerializeToString())
+
+    return service_handler(_REFLECTION, entrance, {}, {}, {"ServerReflectionInfo": answer})
+
+
+async def _parsed(
+    messages: AsyncIterator[bytes],
+) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+    async for data in messages:
+        yield reflection_pb2.ServerReflectionRequest.FromString(data)

@@ -27,9 +27,8 @@ from streammeta.controller.rpc.codec.conversion import Conversion, Write, not_se
 from streammeta.controller.runtime.load.admission import TurnBudget, class_of
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
-from streammeta.controller.trust.access_rules import WAL_CONFIG_SHOWN_TO
 from streammeta.controller.trust.audit.auditor import note_rows
-from streammeta.controller.trust.authenticator import current_caller
+from streammeta.controller.trust.authenticator import WAL_CONFIG_SHOWN_TO, current_caller
 from streammeta.controller.trust.namespaces import require_fields
 from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.methods import METHODS, PACKAGE, facts_of
@@ -45,9 +44,9 @@ _COMMIT = "ObjectService.CommitStreamSetObject"
 ROUTES: Mapping[str, tuple[type, type]] = {
     "CreateStreams": (requests.CreateStreams, answers.CreateStreamsAnswer),
     "OpenStreams": (requests.OpenStreams, answers.OpenStreamsAnswer),
-    "CloseStreams": (requests.CloseStreams, answers.StreamErrorsAnswer),
+    "CloseStreams": (requests.CloseStreams, answers.ErrorsAnswer),
     "TrimStreams": (requests.TrimStreams, answers.TrimStreamsAnswer),
-    "DeleteStreams": (requests.DeleteStreams, answers.StreamErrorsAnswer),
+    "DeleteStreams": (requests.DeleteStreams, answers.ErrorsAnswer),
     "DescribeStreams": (requests.DescribeStreams, answers.DescribeStreamsAnswer),
     "FindStreams": (requests.FindStreams, answers.FindStreamsAnswer),
     "GetOpeningStreams": (requests.GetOpeningStreams, answers.GetOpeningStreamsAnswer),
@@ -56,8 +55,8 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "CommitStreamObject": (requests.CommitStreamObject, answers.CommitStreamObjectAnswer),
     "GetObjects": (requests.GetObjects, answers.GetObjectsAnswer),
     "DescribeObjects": (requests.DescribeObjects, answers.DescribeObjectsAnswer),
-    "CommitNamedObjects": (requests.CommitNamedObjects, named_answers.ObjectErrorsAnswer),
-    "DeleteNamedObjects": (requests.DeleteNamedObjects, named_answers.ObjectErrorsAnswer),
+    "CommitNamedObjects": (requests.CommitNamedObjects, answers.ErrorsAnswer),
+    "DeleteNamedObjects": (requests.DeleteNamedObjects, answers.ErrorsAnswer),
     "DescribeNamedObjects": (
         requests.DescribeNamedObjects,
         named_answers.DescribeNamedObjectsAnswer,
