@@ -15,7 +15,7 @@ _LIMITS = Limits(request_bytes=300, lookahead_bytes=100)
 
 
 def new_core(*, request_streaming: bool) -> CallCore:
-    return CallCore(_LIMITS, "gzip", request_streaming=request_streaming)
+    return CallCore(_LIMITS, "gzip", request_streaming)
 
 
 def receive_all(core: CallCore, data: bytes) -> None:

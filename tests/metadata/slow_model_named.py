@@ -6,6 +6,7 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode, FeatureLevelError
 from streammeta.controller.metadata.api import named_answers as a
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.answers import ErrorsAnswer
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_state import State
 from tests.metadata.slow_model_streams import PAGE_SIZE
@@ -19,7 +20,7 @@ def names_of(state: State) -> dict[str, dict[str, Any]]:
     return {name: json.loads(found[name]) for name in sorted(found)}
 
 
-def commit(state: State, request: r.CommitNamedObjects, now: int, offset: int) -> a.ErrorsAnswer:
+def commit(state: State, request: r.CommitNamedObjects, now: int, offset: int) -> ErrorsAnswer:
     if state.feature_level < 3:
         raise FeatureLevelError(3, "named objects")
     errors = tuple(state.check(request.node) or _verdict(state, one) for one in request.objects)
@@ -27,7 +28,7 @@ def commit(state: State, request: r.CommitNamedObjects, now: int, offset: int) -
     if not any(errors):
         for one in fresh:
             _commit(state, one, now, offset)
-    return a.ErrorsAnswer(errors=errors)
+    return ErrorsAnswer(errors=errors)
 
 
 def _verdict(state: State, one: r.NamedObjectToCommit) -> ErrorCode:
@@ -72,7 +73,7 @@ def _owner(says: dict[str, Any]) -> str:
     return f"key/{len(namespace)}/{len(key)}/{namespace}/{key}/"
 
 
-def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.ErrorsAnswer:
+def delete(state: State, request: r.DeleteNamedObjects, now: int) -> ErrorsAnswer:
     names = names_of(state)
     errors = []
     for one in request.objects:
@@ -84,7 +85,7 @@ def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.ErrorsAns
         elif not error:
             _destroy(state, one.name, names[one.name], now)
         errors.append(error)
-    return a.ErrorsAnswer(errors=tuple(errors))
+    return ErrorsAnswer(errors=tuple(errors))
 
 
 def _destroy(state: State, name: str, says: dict[str, Any], now: int) -> None:

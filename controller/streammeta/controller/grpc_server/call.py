@@ -76,9 +76,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         self._head = head
         self.method = method
         self._limits = connection.limits
-        self._core = CallCore(
-            self._limits, head.encoding, request_streaming=method.request_streaming
-        )
+        self._core = CallCore(self._limits, head.encoding, method.request_streaming)
         self._task: asyncio.Task[None] | None = None
         self._arrival: asyncio.Future[None] | None = None
         self._departure: asyncio.Future[None] | None = None

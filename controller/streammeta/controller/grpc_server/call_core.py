@@ -7,6 +7,7 @@ results. Methods return plain values, because every RPC passes through here.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -29,6 +30,7 @@ class CallRefusedError(Exception):
     """The request breaks a rule. The arguments are the code, details and trailers of the status."""
 
 
+@dataclass(slots=True, eq=False)
 class CallCore:
     """Request, window and status of one call.
 
@@ -44,48 +46,34 @@ class CallCore:
       Nothing follows the status, or the end of the stream.
     """
 
-    __slots__ = (
-        "_consumed",
-        "_encoding",
-        "_granted",
-        "_has_head",
-        "_kept",
-        "_limits",
-        "_reader",
-        "_request_streaming",
-        "code",
-        "details",
-        "has_ended",
-        "has_status",
-        "held",
-        "is_begun",
-        "is_given_up",
-        "is_over",
-        "messages",
-        "trailing",
-    )
+    _limits: Limits
+    _encoding: str
+    """Compression that the client announced, for the message that uses it."""
+    _request_streaming: bool
+    _reader: MessageReader = field(init=False)
+    _kept: int = field(init=False, default=0)
+    _consumed: int = field(init=False, default=0)
+    _granted: int = field(init=False)
+    _has_head: bool = field(init=False, default=False)
+    held: int = field(init=False, default=0)
+    is_begun: bool = field(init=False, default=False)
+    messages: deque[bytes] = field(init=False, default_factory=deque)
+    """Complete messages that the handler has not taken."""
+    has_status: bool = field(init=False, default=False)
+    """Whether the status is sent, or the call ended without one."""
+    is_over: bool = field(init=False, default=False)
+    """Whether the stream is closed in both directions."""
+    has_ended: bool = field(init=False, default=False)
+    """Whether nothing more may be sent: it has the status, or is over."""
+    is_given_up: bool = field(init=False, default=False)
+    """Whether the client ended the call before its status."""
+    code: grpc.StatusCode = field(init=False, default=OK)
+    details: str = field(init=False, default="")
+    trailing: headers.Metadata = field(init=False, default=())
 
-    def __init__(self, limits: Limits, encoding: str, *, request_streaming: bool) -> None:
-        """`encoding` is the compression that the client announced, for the message that uses it."""
-        self._limits = limits
-        self._encoding = encoding
-        self._request_streaming = request_streaming
-        self._reader = MessageReader(limits.request_bytes)
-        self._kept = self._consumed = self.held = 0
-        self._granted = limits.lookahead_bytes
-        self._has_head = self.is_begun = False
-        self.messages: deque[bytes] = deque()
-        """Complete messages that the handler has not taken."""
-        self.has_status = False
-        """Whether the status is sent, or the call ended without one."""
-        self.is_over = False
-        """Whether the stream is closed in both directions."""
-        self.has_ended = False
-        """Whether nothing more may be sent: it has the status, or is over."""
-        self.is_given_up = False
-        """Whether the client ended the call before its status."""
-        self.code, self.details = OK, ""
-        self.trailing: headers.Metadata = ()
+    def __post_init__(self) -> None:
+        self._reader = MessageReader(self._limits.request_bytes)
+        self._granted = self._limits.lookahead_bytes
 
     # -- the request
 

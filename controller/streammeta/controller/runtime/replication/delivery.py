@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -157,31 +158,25 @@ class DeliveryProgress(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Deliverer:
     """Delivers everything committed to the state machine."""
 
-    def __init__(
-        self,
-        *,
-        host: DeliveryHost,
-        progress: DeliveryProgress,
-        core: QuorumCore,
-        journal: Journal,
-        disk: JournalThread,
-        state_machine: StateMachine,
-    ) -> None:
-        self._host = host
-        self._progress = progress
-        self._core = core
-        self._journal = journal
-        self._disk = disk
-        self._state_machine = state_machine
-        self._delivery = Delivery(journal.snapshots.kept[-1] if journal.snapshots.kept else None)
-        self._is_installing = False
-        self._next_turn: asyncio.Handle | None = None
-        self._is_put_off = False
-        """Whether the next turn waits for a pause, and may be run sooner."""
-        self._loading: asyncio.Task[None] | None = None
+    _host: DeliveryHost
+    _progress: DeliveryProgress
+    _core: QuorumCore
+    _journal: Journal
+    _disk: JournalThread
+    _state_machine: StateMachine
+    _is_installing: bool = field(init=False, default=False)
+    _next_turn: asyncio.Handle | None = field(init=False, default=None)
+    _is_put_off: bool = field(init=False, default=False)
+    """Whether the next turn waits for a pause, and may be run sooner."""
+    _loading: asyncio.Task[None] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        kept = self._journal.snapshots.kept
+        self._delivery = Delivery(kept[-1] if kept else None)
 
     @property
     def end_offset(self) -> EndOffset:

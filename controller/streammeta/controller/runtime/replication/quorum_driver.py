@@ -63,12 +63,7 @@ class QuorumDriver:
         self._disk = self._make_disk(journal)
         self.checkpointer = self._make_checkpointer(journal, checkpoints or CheckpointLimits())
         self._deliverer = Deliverer(
-            host=self,
-            progress=self.checkpointer,
-            core=self._core,
-            journal=journal,
-            disk=self._disk,
-            state_machine=state_machine,
+            self, self.checkpointer, self._core, journal, self._disk, state_machine
         )
         self._outbox = Outbox(transport)
         self._core_loop = self._make_core_loop()
@@ -76,8 +71,8 @@ class QuorumDriver:
         self._reads = waiters.ReadIndex(
             waiters.ReadRounds(config.limits.max_pending_reads),
             clock,
-            feed=self._core_loop.feed,
-            schedule=self._schedule_flush,
+            self._core_loop.feed,
+            self._schedule_flush,
         )
         self._is_stopping = False
         self._forming = FormingBatch(config.limits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -289,23 +290,17 @@ def _fail_reads(reads: list[asyncio.Future[EndOffset]], error: Exception) -> Non
             read.exception()  # marked as retrieved, because the caller may be cancelled
 
 
+@dataclass(eq=False)
 class ReadIndex:
     """The read rounds of one replica."""
 
-    def __init__(
-        self,
-        rounds: ReadRounds,
-        clock: Clock,
-        *,
-        feed: Callable[[events.ReadIndexRequested], None],
-        schedule: Callable[[], None],
-    ) -> None:
-        """`feed` passes events to the core, `schedule` arranges a later call of `begin`."""
-        self._rounds = rounds
-        self._clock = clock
-        self._feed = feed
-        self._schedule = schedule
-        self._rests = False
+    _rounds: ReadRounds
+    _clock: Clock
+    _feed: Callable[[events.ReadIndexRequested], None]
+    """Passes events to the core."""
+    _schedule: Callable[[], None]
+    """Arranges a later call of `begin`."""
+    _rests: bool = field(init=False, default=False)
 
     def join(self) -> asyncio.Future[EndOffset]:
         """Return a future of the open round. Raises TooManyReadsError."""
