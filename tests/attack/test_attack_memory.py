@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from streammeta.cli.framework.client import CallError, ControllerClient
-from streammeta.controller.rpc.calls.memory_guard import RETRY_AFTER_MS, MemoryGuard
+from streammeta.controller.rpc.calls.memory_budget import GUARD_RETRY_AFTER_MS, MemoryGuard
 from streammeta.controller.runtime.load.process_memory import Pressure, ProcessMemory
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.rpc.method_facts import MemoryClass
@@ -111,7 +111,7 @@ async def test_a_refusal_says_limit_use_and_wait(rpcs: Rpcs, gauge: Gauge) -> No
     assert failure is not None
     assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY)
     assert failure.metadata == {"quota": "memory", "limit": "1000", "used": "900"}
-    assert failure.retry_after_s == RETRY_AFTER_MS / 1000
+    assert failure.retry_after_s == GUARD_RETRY_AFTER_MS / 1000
     gauge.show(Pressure.NONE)
     await rpcs.ask(large())
 

@@ -22,7 +22,7 @@ from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.rpc.codec.adoption_messages import adoption_in
+from streammeta.controller.rpc.codec.wire_columns import adoption_in
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.storage.adoption.model import Candidate, Why
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption

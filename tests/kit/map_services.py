@@ -10,8 +10,7 @@ import grpc
 from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
-from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
-from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget, MemoryGuard
 from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.services.contract import (
     MetadataHandlers,

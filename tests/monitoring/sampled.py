@@ -18,7 +18,7 @@ from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.api.answers import MetadataSize
-from streammeta.controller.monitoring.history.loop_lag import LoopLag
+from streammeta.controller.monitoring.history.sampling import LoopLag
 from streammeta.controller.monitoring.metrics.families import new_registry
 from streammeta.controller.monitoring.metrics.metrics import (
     ControllerCollector,

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.monitoring.history.loop_lag import INTERVAL_S, LoopLag
+from streammeta.controller.monitoring.history.sampling import LAG_INTERVAL_S, LoopLag
 from streammeta.controller.monitoring.metrics.families import Exposition
 from streammeta.controller.quorum import roles
 from streammeta.controller.rpc.calls import error_mapping
@@ -269,13 +269,13 @@ async def test_a_held_loop_is_seen() -> None:
         return scraped(registry)["loop_lag_seconds_sum"]
 
     await asyncio.sleep(0)
-    held_for = 3 * INTERVAL_S
+    held_for = 3 * LAG_INTERVAL_S
     loop = asyncio.get_running_loop()
     until_s = loop.time() + held_for
     while loop.time() < until_s:
         pass
     await until(lambda: scraped(registry)["loop_lag_seconds_count"] >= 1, "a measurement")
-    assert late() >= held_for - INTERVAL_S - 0.01
+    assert late() >= held_for - LAG_INTERVAL_S - 0.01
     measuring.cancel()
 
 

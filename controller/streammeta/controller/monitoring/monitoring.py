@@ -17,8 +17,7 @@ from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.metadata.api.answers import MetadataSize
 from streammeta.controller.metadata.registries.limits import MetadataLimits
-from streammeta.controller.monitoring.history.loop_lag import LoopLag
-from streammeta.controller.monitoring.history.sampling import Sampler
+from streammeta.controller.monitoring.history.sampling import LoopLag, Sampler
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.monitoring.http.probes import Condition, Phase, report, unready
 from streammeta.controller.monitoring.metrics import families

@@ -44,8 +44,7 @@ from streammeta.controller.process.audit_log import Auditing, check_audit_log
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
-from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
-from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget, MemoryGuard
 from streammeta.controller.rpc.calls.tally import RequestTally, UncalledConnections
 from streammeta.controller.rpc.services import contract
 from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline

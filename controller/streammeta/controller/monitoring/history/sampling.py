@@ -1,7 +1,8 @@
-"""Sampling of a controller's states and counters for its history.
+"""Sampling of a controller's states and counters for its history, and of the event loop's lag.
 
 Rates and quantiles cover the time since the previous sample. Only cheap values are read, because
-sampling runs every second for the lifetime of the process.
+sampling runs every second for the lifetime of the process. The lag is how late a timer fires, ten
+times a second.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Histogram
 
 from streammeta.controller.monitoring.history.history import Fold, History, Series
 from streammeta.controller.monitoring.metrics.metrics import Sources
@@ -165,3 +168,40 @@ def _rates(before: Totals, now: Totals) -> Mapping[str, float]:
         "commit_p50": 1000 * quantile_s(times, 0.5),
         "commit_p99": 1000 * quantile_s(times, 0.99),
     }
+
+
+LAG_INTERVAL_S = 0.1
+"""Time between two measurements, in seconds."""
+
+LAG_BUCKETS = tuple(0.0005 * 2**power for power in range(16))
+"""Bounds in seconds: from 0.5 ms on, each twice the one before."""
+
+
+class LoopLag:
+    """Histogram of the lag."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seen = Histogram(
+            "streammeta_loop_lag_seconds",
+            "Time by which a timer of the event loop is late, measured ten times a second.",
+            buckets=LAG_BUCKETS,
+            registry=registry,
+        )
+        self._worst_s = 0.0
+
+    def take_worst_s(self) -> float:
+        """Return the largest lag since the last call, in seconds."""
+        # Reset with each sample, so that every second of the history has its own maximum.
+        worst, self._worst_s = self._worst_s, 0.0
+        return worst
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            # Due times do not accumulate: after a long stall the next measurement begins afresh.
+            due = loop.time() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            late_s = max(0.0, loop.time() - due)
+            self._worst_s = max(self._worst_s, late_s)
+            self._seen.observe(late_s)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from streammeta.controller.errors import ApiError, AuditUnavailableError
 from streammeta.controller.rpc.calls import memory_budget
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
-from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
+from streammeta.controller.rpc.calls.memory_budget import MemoryGuard
 from streammeta.controller.rpc.calls.tally import RequestTally, UncalledConnections
 from streammeta.controller.trust.audit.auditor import Auditor, note_caller
 from streammeta.controller.trust.authenticator import (

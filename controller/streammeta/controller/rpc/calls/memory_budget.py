@@ -1,9 +1,9 @@
-"""Memory budgets of requests and of answers: bytes in flight, in all and of each caller.
+"""Memory of calls: budgets of requests and answers in flight, and a guard near the process's limit.
 
-gRPC hands whole messages over, so a request is counted once it has arrived, until it is answered,
-and an answer until gRPC has sent it, which waits for a caller that does not read. Small messages
-are not counted: admission control bounds their number, and heartbeats must pass when all memory is
-taken. Knows no request.
+gRPC passes whole messages, so a request is counted once it has arrived, until it is answered, and
+an answer until gRPC has sent it, which waits for a caller that does not read. Small messages are
+not counted: admission control bounds their number, and heartbeats must pass when all memory is in
+use. Messages between controllers do not pass the guard.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from streammeta.controller.errors import BusyError
+from streammeta.controller.errors import BusyError, MemoryHighError
+from streammeta.controller.runtime.load.process_memory import Pressure, ProcessMemory
+from streammeta.rpc.method_facts import MemoryClass
 
 REQUEST_MEMORY_BYTES = 512 << 20
 """Default budget of one process, in bytes."""
@@ -116,3 +118,36 @@ class MemoryBudget:
         if self._total >= self._bytes_max:
             return True
         return self._total > 0 and self._held[holder] >= self._share
+
+
+GUARD_RETRY_AFTER_MS = 2_000
+"""Time after which a rejected caller may retry, in milliseconds."""
+
+
+class MemoryGuard:
+    """Rejects calls by their memory class, their size, and the memory of the process."""
+
+    def __init__(self, memory: ProcessMemory) -> None:
+        self._memory = memory
+
+    @property
+    def is_easy(self) -> bool:
+        """Whether every call is accepted."""
+        return not self._memory.pressure
+
+    def require(self, memory: MemoryClass, size: int = 0) -> None:
+        """Accept a call whose request has `size` bytes.
+
+        Raises:
+            MemoryHighError: calls of this class and size are rejected at present.
+        """
+        pressure = self._memory.pressure
+        # Heartbeats and calls that free memory pass always: rejecting them would make it worse.
+        if pressure is Pressure.NONE or memory is MemoryClass.VITAL:
+            return
+        # Small ordinary calls still pass under high pressure, since they hardly allocate.
+        is_large = memory is MemoryClass.ORDINARY and size > SMALL_BYTES
+        if pressure is Pressure.FULL or memory is MemoryClass.BULK or is_large:
+            raise MemoryHighError(
+                self._memory.limit_bytes, self._memory.rss_bytes, GUARD_RETRY_AFTER_MS
+            )

@@ -24,8 +24,7 @@ from streammeta.controller.metadata.api.requests import CommitStreamSetObject
 from streammeta.controller.metadata.api.upload_batches import join_uploads, split_answers
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.interceptors import holder_of
-from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
-from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget, MemoryGuard
 from streammeta.controller.rpc.codec import wire_columns
 from streammeta.controller.rpc.services import pipeline_core, pipeline_messages
 from streammeta.controller.rpc.services.pipeline_messages import Outcome, PipelineMessage

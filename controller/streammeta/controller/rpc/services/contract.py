@@ -32,9 +32,8 @@ from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.calls.caller_addresses import described, leader_endpoint
 from streammeta.controller.rpc.calls.error_mapping import Context
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
-from streammeta.controller.rpc.codec.adoption_messages import adoption_in, adoption_out
 from streammeta.controller.rpc.codec.conversion import checked
-from streammeta.controller.rpc.codec.wire_columns import parse_commit
+from streammeta.controller.rpc.codec.wire_columns import adoption_in, adoption_out, parse_commit
 from streammeta.controller.rpc.services.routes import PLAIN
 from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool, SpoolFile
 from streammeta.controller.rpc.watch.service import WatchHandler
