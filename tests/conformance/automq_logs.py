@@ -20,7 +20,7 @@ from streammeta.storage.inspection.automq_log import (
 )
 from tests.conformance.shape_facts import Keyed
 from tests.conformance.shape_sentences import number_of, ordinal_of, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 
 
 def _reservation(given: Given) -> Answer:
@@ -159,80 +159,51 @@ SHAPES = (
     Shape(
         "kafka reservation object",
         _reserved,
-        (keys("node epoch failover"), keys("node_id node_epoch failover")),
-        facts="hex|object_hex|size",
-        sources="ObjectReservationServiceTest",
+        "node epoch failover | node_id node_epoch failover",
+        "hex|object_hex|size",
+        "ObjectReservationServiceTest",
     ),
     Shape(
         "kafka objects of a log",
         _continuous,
-        (keys("objects trim"),),
-        keys("objects trim"),
+        "objects trim",
         "objects|recovered",
         "ObjectWALServiceTest",
     ),
-    Shape(
-        "kafka lost objects",
-        _lost,
-        (keys("objects lost"),),
-        keys("objects lost"),
-        "records|recovered",
-        "ObjectWALServiceTest",
-    ),
-    Shape(
-        "kafka recovery",
-        _recovery,
-        (keys("stream_ends records"),),
-        keys("stream_ends records"),
-        sources="WALRecoveryTest",
-    ),
+    Shape("kafka lost objects", _lost, "objects lost", "records|recovered", "ObjectWALServiceTest"),
+    Shape("kafka recovery", _recovery, "stream_ends records", sources="WALRecoveryTest"),
     Shape(
         "kafka object header",
         _header,
-        (
-            keys("start_offset node epoch"),
-            keys("start_offset length node"),
-            keys("start_offset node_id"),
-            keys("start_offset trim_offset"),
-        ),
-        keys(
-            "start_offset start length body_length node node_id epoch node_epoch "
-            "trim trim_offset sticky_record_length sticky_length magic version hex"
-        ),
-        r"hex|size|.*_offset|header_size|body_length|node.*",
+        "start_offset node epoch | start_offset length node | start_offset node_id | "
+        "start_offset trim_offset",
+        "hex|size|.*_offset|header_size|body_length|node.*",
         "WALObjectHeaderTest",
+        keys="start body_length node_epoch trim sticky_record_length sticky_length magic "
+        "version hex",
     ),
     # not offered: what the product has nothing of
     Shape("not offered: remote segments", None, fits=_are_states),
     Shape(
         "not offered: transactions",
         None,
-        (
-            keys("aborted"),
-            keys("offsets aborted"),
-            keys("entries after_reopen"),
-            keys("transactional"),
-        ),
-        keys("offsets aborted read_from entries after_reopen transactional appends then"),
+        "aborted | offsets aborted | entries after_reopen | transactional",
+        keys="read_from appends then",
         fits=_are_not_offered,
     ),
     Shape(
-        "not offered: hand-over",
-        None,
-        (keys("node target wal_config"), keys("handoff")),
-        keys("node node_epoch target wal_config handoff stream"),
+        "not offered: hand-over", None, "node target wal_config | handoff", keys="node_epoch stream"
     ),
     Shape(
         "not offered: running write-ahead log",
         None,
-        (keys("epochs each"), keys("records trim_after")),
-        keys("epochs each records trim_after read"),
+        "epochs each | records trim_after",
         sources="ObjectWALServiceTest",
+        keys="read",
     ),
     Shape(
         "not offered: segments as files",
         None,
-        (keys("base cases"), keys("bases from"), keys("streams"), keys("snapshots keep_range")),
-        keys("base cases bases from streams snapshots keep_range"),
+        "base cases | bases from | streams | snapshots keep_range",
     ),
 )

@@ -16,7 +16,7 @@ from streammeta.brokers.partition.time_index import decode_entries, encode_entri
 from streammeta.storage.inspection.kafka_batch import KafkaBatch, decode_kafka_records
 from tests.conformance.shape_facts import AnyOf, Words
 from tests.conformance.shape_sentences import range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import NotOfferedError
 from tests.kit.kafka_batches import Rec, make_batch, sequenced
 
@@ -341,87 +341,59 @@ SHAPES = (
     Shape(
         "kafka batch",
         _batch,
-        (
-            keys("base_offset records"),
-            keys("leader_epoch records"),
-            keys("base_offset type coordinator_epoch"),
-            keys("records producer_id"),
-            keys("records attributes"),
-            keys("producer_id type"),
-        ),
-        keys(_BATCH),
-        r"hex|size|record.*|last_.*|.*timestamp|crc|compression|transactional|"
-        r"control",
+        "base_offset records | leader_epoch records | base_offset type coordinator_epoch | "
+        "records producer_id | records attributes | producer_id type",
+        "hex|size|record.*|last_.*|.*timestamp|crc|compression|transactional|control",
         "Kafka clients",
+        keys=_BATCH,
     ),
     Shape(
         "kafka batch with another offset",
         _rebase,
-        (keys("batch new_base_offset"), keys("hex new_base_offset"), keys("hex base_offset")),
-        keys("batch hex new_base_offset new_leader_epoch base_offset leader_epoch"),
-        r"hex|.*_same|size|crc|last_.*",
+        "batch new_base_offset | hex new_base_offset | hex base_offset",
+        "hex|.*_same|size|crc|last_.*",
+        keys="new_leader_epoch leader_epoch",
     ),
     Shape(
         "kafka map record",
         _map_record,
-        (
-            keys("key start recover"),
-            keys("key entries"),
-            keys("key value_hex"),
-            keys("key clean_shutdown"),
-            keys("key value"),
-        ),
-        keys("key start cleaner recover recovery clean_shutdown entries value value_hex"),
-        r"json|hex|value_hex|size",
+        "key start recover | key entries | key value_hex | key clean_shutdown | key value",
+        "json|hex|value_hex|size",
         "MetaStreamTest|MetaKeyValue",
+        keys="cleaner recovery",
     ),
-    Shape(
-        "kafka log value",
-        _log_value,
-        (keys("streams segments"),),
-        keys("streams segments"),
-        "json|segments",
-        "ElasticLogMeta",
-    ),
+    Shape("kafka log value", _log_value, "streams segments", "json|segments", "ElasticLogMeta"),
     Shape(
         "kafka leader epochs",
         _epochs_value,
-        (keys("entries"), keys("epochs")),
-        keys("entries epochs ask offsets end_of log_end end trim"),
-        r"hex|size|entries|epoch.*|end.*|after_trim",
+        "entries | epochs",
+        "hex|size|entries|epoch.*|end.*|after_trim",
         "ElasticLeaderEpochCheckpointMeta",
+        keys="ask offsets end_of log_end end trim",
     ),
     Shape(
         "kafka epochs of batches",
         _epochs_of_batches,
-        (keys("batches"),),
-        keys("batches base"),
+        "batches",
         "epochs|entries",
         "ElasticLogSegmentTest",
+        keys="base",
     ),
     Shape(
         "kafka producer snapshot",
         _snapshot,
-        (keys("producer_id sequences offsets"), keys("producers")),
-        keys(
-            "producer_id epoch producer_epoch sequences offsets timestamp producers snapshot_offset"
-        ),
-        r"hex|size|count|value_hex",
+        "producer_id sequences offsets | producers",
+        "hex|size|count|value_hex",
         "Kafka storage",
+        keys="epoch producer_epoch timestamp snapshot_offset",
     ),
-    Shape(
-        "kafka snapshots value",
-        _snapshots_value,
-        (keys("snapshots"),),
-        keys("snapshots"),
-        r"hex|value_hex|size",
-    ),
+    Shape("kafka snapshots value", _snapshots_value, "snapshots", "hex|value_hex|size"),
     Shape(
         "kafka time index",
         _time_index,
-        (keys("base_offset entries"), keys("base entries"), keys("base entries lookup")),
-        keys("base_offset base entries lookup lookups"),
-        r"hex|size|entries|found|lookup",
+        "base_offset entries | base entries | base entries lookup",
+        "hex|size|entries|found|lookup",
         "ElasticTimeIndexTest",
+        keys="lookups",
     ),
 )

@@ -25,7 +25,7 @@ from streammeta.storage.inspection.kafka_batch import decode_kafka_records
 from tests.conformance.kafka_formats import linear, text_bytes
 from tests.conformance.shape_facts import Done
 from tests.conformance.shape_sentences import Clause, number_of, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import NotOfferedError, World, attempt, run_steps, verb
 from tests.kit.clock import ManualClock
 from tests.kit.kafka_batches import Rec, make_batch
@@ -434,60 +434,40 @@ SHAPES = (
     Shape(
         "kafka map",
         _map,
-        (
-            keys("appends"),
-            keys("stream then"),
-            keys("steps"),
-            keys("stream steps"),
-            keys("stream handoff"),
-            keys("stream"),
-        ),
-        keys("appends stream handoff steps then"),
-        r"end|kept|next_offset|records_in_.*|state|keys|start|unknown|partition|"
-        r"after_.*|live_offsets",
+        "appends | stream then | steps | stream steps | stream handoff | stream",
+        "end|kept|next_offset|records_in_.*|state|keys|start|unknown|partition|after_.*|"
+        "live_offsets",
         "MetaStreamTest",
-        _are_map_steps,
+        fits=_are_map_steps,
         world=MapWorld,
         words=r"(?-i:\b[A-Z_]+\b)",
     ),
     Shape(
         "kafka log",
         _log,
-        (
-            keys("records"),
-            keys("appended end_set_to"),
-            keys("appended roll_at"),
-            keys("steps"),
-            keys("segment_bytes steps"),
-            keys("retention_ms steps"),
-            keys("retention_bytes steps"),
-        ),
-        keys(
-            "records appended rolled end_set_to roll_at steps then segment_bytes "
-            "segment_size segment_ms retention_ms retention_bytes"
-        ),
-        r"next_offset|end|recovery_point|read.*|segments.*|new_base|bases?|roll|meta_keys|"
-        r"clean_shutdown|start.*|high_watermark|.*_base|after_.*|before_.*|"
-        r"log_start|error",
+        "records | appended end_set_to | appended roll_at | steps | segment_bytes steps | "
+        "retention_ms steps | retention_bytes steps",
+        "next_offset|end|recovery_point|read.*|segments.*|new_base|bases?|roll|meta_keys|"
+        "clean_shutdown|start.*|high_watermark|.*_base|after_.*|before_.*|log_start|error",
         "Elastic(?:Unified)?LogTest|ElasticLogSegmentTest",
-        _are_log_steps,
+        keys="rolled then segment_size segment_ms",
+        fits=_are_log_steps,
         world=LogWorld,
         words=r"\brecords?\b|batch|leader epoch|retention",
     ),
     Shape(
         "kafka offset by time",
         _offset_by_time,
-        (keys("records search"), keys("records times"), keys("records lookups")),
-        keys("base base_offset records search times lookups"),
+        "records search | records times | records lookups",
         "offsets|found|timestamps",
         "ElasticLogSegmentTest",
+        keys="base base_offset",
     ),
     Shape(
         "kafka reads over batches",
         _read_across,
-        (keys("batches read"), keys("batch read")),
-        keys("batches batch read"),
-        r"records|offsets|stream_fetch.*",
+        "batches read | batch read",
+        "records|offsets|stream_fetch.*",
         "ElasticLogFileRecordsTest",
     ),
 )

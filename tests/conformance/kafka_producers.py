@@ -18,7 +18,7 @@ from streammeta.storage.inspection.meta_stream import decode_meta_entry
 from tests.conformance.shape_facts import AnyOf, Done, Words
 from tests.conformance.shape_sentences import Clause
 from tests.conformance.shape_synonyms import time_in
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import (
     NotOfferedError,
     World,
@@ -232,25 +232,14 @@ SHAPES = (
     Shape(
         "kafka producers",
         _producers,
-        (
-            keys("appends"),
-            keys("steps"),
-            keys("appends transactional"),
-            keys("appends then"),
-            keys("appends steps"),
-        ),
-        keys("appends transactional then steps keep_range producer_id epoch"),
-        r"entry|last.*|producers|map_end|snapshots|after_.*|active_.*|epoch|"
-        r"first_seq|errors?|open_transaction",
+        "appends | steps | appends transactional | appends then | appends steps",
+        "entry|last.*|producers|map_end|snapshots|after_.*|active_.*|epoch|first_seq|errors?|"
+        "open_transaction",
         "ElasticProducerStateManagerTest",
-        _are_producer_steps,
+        keys="keep_range producer_id epoch",
+        fits=_are_producer_steps,
         world=ProducerWorld,
         words=r"\bseq|\bepoch \d|producer \d",
     ),
-    Shape(
-        "kafka next sequence",
-        _next_sequence,
-        (keys("last next"), keys("batch")),
-        keys("last next batch"),
-    ),
+    Shape("kafka next sequence", _next_sequence, "last next | batch"),
 )

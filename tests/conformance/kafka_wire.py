@@ -18,7 +18,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from streammeta.brokers.kafka.protocol.wire import SERVED
-from tests.conformance.shape_vocabulary import Given, Shape, keys
+from tests.conformance.shape_vocabulary import Given, Shape
 
 _KEY = re.compile(
     r"(?:(?P<kind>request|response)_)?(?:v(?P<version>\d+)_)?(?P<what>header_|body_)?hex"
@@ -150,9 +150,9 @@ SHAPES = (
     Shape(
         "kafka message",
         _wire,
-        keys=keys("request served request_version version correlation_id"),
         facts=r"(?:(?:request|response)_)?(?:v\d+_)?(?:header_|body_)?hex",
         sources="Kafka clients",
+        keys="request served request_version version correlation_id",
         by_facts=r"(?:request|response)_(?:v\d+_)?(?:body_)?hex|(?:(?:request|"
         r"response)_)?v\d+_(?:body_)?hex|body_hex",
     ),

@@ -18,7 +18,7 @@ from streammeta.brokers.pulsar.streaming import streaming_block_size
 from streammeta.storage.errors import PayloadError
 from tests.conformance.shape_facts import AnyOf, Fact, Keyed, Refused, Words
 from tests.conformance.shape_sentences import number_of, size_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import error_names
 
 UUID = "12345678-1234-1234-1234-123456789abc"
@@ -217,43 +217,27 @@ SHAPES = (
     Shape(
         "pulsar block header",
         _header,
-        (keys("block_length"), keys("block_length first_entry_id"), keys("hex")),
-        keys("block_length first_entry_id first_entry ledger_id hex"),
-        r"size|header_.*|round_trip|hex.*|.*_bytes|magic|block_length|"
-        r"first_entry_id|ledger_id|.*short",
+        "block_length | block_length first_entry_id | hex",
+        "size|header_.*|round_trip|hex.*|.*_bytes|magic|block_length|first_entry_id|ledger_id|"
+        ".*short",
         "DataBlockHeader(?:V2)?Test|StreamingDataBlockHeaderTest",
+        keys="first_entry ledger_id",
     ),
     Shape(
         "pulsar block",
         _one_block,
-        (
-            keys("last_entry entry_size block_size"),
-            keys("entries block_size"),
-            keys("lac entry_size block_size"),
-            keys("entries extra"),
-            keys("first_entry entry_size block_size"),
-        ),
-        keys(
-            "last_entry lac entries entry_size entry_byte block_size size extra "
-            "ledger_id first_entry first_entry_id start_entry"
-        ),
-        r"entr.*|end_entry|padding.*|hex.*|header.*|size|end_of_stream.*|"
-        r"block_length|first_entry.*|last_entry",
+        "last_entry entry_size block_size | entries block_size | lac entry_size block_size | "
+        "entries extra | first_entry entry_size block_size",
+        "entr.*|end_entry|padding.*|hex.*|header.*|size|end_of_stream.*|block_length|"
+        "first_entry.*|last_entry",
         "BlockAwareSegmentInputStreamTest|BufferedOffloadStreamTest",
+        keys="entry_byte size ledger_id first_entry_id start_entry",
     ),
     Shape(
         "pulsar block size",
         _size_rule,
-        (
-            keys("max entries"),
-            keys("max_block_size entries"),
-            keys("entries bytes"),
-            keys("entries data_bytes"),
-        ),
-        keys(
-            "max max_block_size entries ledger_bytes bytes data_bytes first "
-            "first_entry written min minimum least"
-        ),
+        "max entries | max_block_size entries | entries bytes | entries data_bytes",
         "size|block_size",
+        keys="ledger_bytes first first_entry written min minimum least",
     ),
 )

@@ -21,7 +21,7 @@ from streammeta.brokers.pulsar.formats.ledger_values import (
 from tests.conformance.pulsar_formats import damages
 from tests.conformance.pulsar_values import metadata_of
 from tests.conformance.shape_facts import AnyOf, Fact, Keyed, Refused, Words
-from tests.conformance.shape_vocabulary import Given, Shape, keys
+from tests.conformance.shape_vocabulary import Given, Shape
 from tests.conformance.shape_worlds import error_names
 
 # ---- index objects ----
@@ -185,34 +185,33 @@ SHAPES = (
     Shape(
         "pulsar index entry",
         _index_entry,
-        (keys("part offset header"), keys("part offset header_length")),
-        keys("entry first_entry part offset header header_length"),
-        r"data_offsets?|hex|entr.*|part.*|offset.*",
+        "part offset header | part offset header_length",
+        "data_offsets?|hex|entr.*|part.*|offset.*",
         "OffloadIndex(?:V2)?Test",
+        keys="entry first_entry",
     ),
     Shape(
         "pulsar index of one ledger",
         _index_v1,
-        (keys("ledger blocks"),),
-        keys("ledger blocks data_object_length header_length data_header_length lookups change"),
-        r"entry_count|found|index_length.*|round_trip|.*zero.*|.*short|size|hex|"
-        r"metadata_.*|data_object_length|empty|cut|.*_bytes",
+        "ledger blocks",
+        "entry_count|found|index_length.*|round_trip|.*zero.*|.*short|size|hex|metadata_.*|"
+        "data_object_length|empty|cut|.*_bytes",
         "OffloadIndexTest",
+        keys="data_object_length header_length data_header_length lookups change",
     ),
     Shape(
         "pulsar index of several ledgers",
         _index_v2,
-        (keys("ledger_infos blocks"),),
-        keys("ledger_infos blocks data_object_length header_length data_header_length lookups"),
-        r"entry_count|found|index_length.*|round_trip|.*zero.*|.*short|size|hex|"
-        r"ledgers|.*_bytes",
+        "ledger_infos blocks",
+        "entry_count|found|index_length.*|round_trip|.*zero.*|.*short|size|hex|ledgers|.*_bytes",
         "OffloadIndexV2Test|StreamingOffloadIndexTest",
+        keys="data_object_length header_length data_header_length lookups",
     ),
     Shape(
         "pulsar index search",
         _floor_and_ceiling,
-        (keys("indexed entries ask"), keys("indexed entries lookups")),
-        facts="floor|ceiling",
-        sources="BlobStoreBackedReadHandleImplTest",
+        "indexed entries ask | indexed entries lookups",
+        "floor|ceiling",
+        "BlobStoreBackedReadHandleImplTest",
     ),
 )

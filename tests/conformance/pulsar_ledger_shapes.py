@@ -20,7 +20,7 @@ from streammeta.brokers.pulsar.offloader import Offloader
 from tests.conformance.pulsar_ledgers import NAMES, NOW_MS, Ledgers, LedgerWorld
 from tests.conformance.shape_facts import AnyOf, Fact, Keyed, Refused, Words
 from tests.conformance.shape_sentences import numbers_in
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import Course, run_steps
 
 
@@ -313,57 +313,53 @@ SHAPES = (
     Shape(
         "pulsar prefix",
         _prefix,
-        (keys("max_entries_per_ledger entries"),),
-        keys(
-            _COMMON,
-            _EMPTY,
-            "offload_to offload_upto offload position positions meanwhile failing",
-            "first_try then steps change",
-        ),
-        r"ledgers.*|complete|offload.*|error.*|state|first_unoffloaded.*|after_.*|before_.*|second"
-        r"|deleted.*|with_uuid|failing_.*|context_.*|stored|.*bookkeeper.*|sources|driver",
+        "max_entries_per_ledger entries",
+        "ledgers.*|complete|offload.*|error.*|state|first_unoffloaded.*|after_.*|before_.*|"
+        "second|deleted.*|with_uuid|failing_.*|context_.*|stored|.*bookkeeper.*|sources|driver",
         "OffloadPrefixTest",
+        keys=f"{_COMMON} {_EMPTY} offload_to offload_upto offload position positions meanwhile "
+        "failing first_try then steps change",
         world=LedgerWorld,
-        words=r"ledger|offload",
+        words="ledger|offload",
     ),
     Shape(
         "pulsar thresholds",
         _thresholds,
-        (keys("max_entries_per_ledger entries cases_bytes_seconds"),),
-        keys(_COMMON, _EMPTY, "cases_bytes_seconds manual"),
-        r"offloaded.*|complete|manual.*|ledgers",
+        "max_entries_per_ledger entries cases_bytes_seconds",
+        "offloaded.*|complete|manual.*|ledgers",
         "OffloadPrefixTest",
+        keys=f"{_COMMON} {_EMPTY} manual",
     ),
     Shape(
         "pulsar deletion lag",
         _lag,
-        tuple(keys("entries", name) for name in _UNITS),
-        keys(_COMMON, *_UNITS),
-        r"in_bookkeeper|offloaded|ledgers.*|complete",
+        " | ".join(f"entries {name}" for name in _UNITS),
+        "in_bookkeeper|offloaded|ledgers.*|complete",
         "OffloadLedgerDeleteTest",
+        keys=_COMMON,
     ),
     Shape(
         "pulsar deletion",
         _lag_decision,
-        (keys("age_ms complete"), keys("age_ms lag"), keys("age_ms lag_ms")),
-        keys("age_ms age complete bookkeeper_deleted source_deleted lag lag_ms"),
+        "age_ms complete | age_ms lag | age_ms lag_ms",
         "delete|due",
         "OffloadLedgerDeleteTest",
+        keys="age bookkeeper_deleted source_deleted",
     ),
     Shape(
         "pulsar reads",
         _reads,
-        (keys("entries reads offloaded"), keys("max_entries_per_ledger entries reads")),
-        keys(_COMMON, "offloaded reads read_priority priority bookkeeper_deleted"),
-        r"opened_.*|data|open_handles.*|.*tiered|.*bookkeeper|sources",
+        "entries reads offloaded | max_entries_per_ledger entries reads",
+        "opened_.*|data|open_handles.*|.*tiered|.*bookkeeper|sources",
         "OffloadPrefixReadTest",
+        keys=f"{_COMMON} read_priority priority bookkeeper_deleted",
     ),
     Shape(
         "pulsar read choice",
         _read_choice,
-        (keys("complete read_priority"), keys("complete priority")),
-        keys("complete bookkeeper_deleted source_deleted read_priority priority"),
+        "complete read_priority | complete priority",
         "tiered|reads.*",
         "OffloadPrefixReadTest",
+        keys="bookkeeper_deleted source_deleted",
     ),
 )

@@ -21,7 +21,7 @@ from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID, entries_of
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused, Words
 from tests.conformance.shape_sentences import Clause, number_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import World, attempt, run_steps, verb
 
 LEDGER = 7
@@ -465,53 +465,36 @@ SHAPES = (
     Shape(
         "pulsar copy",
         _copy,
-        (
-            keys("ledger block_size"),
-            keys("reads"),
-            keys("read_after_close"),
-            keys("steps"),
-            keys("entries block_size"),
-            keys("delete"),
-            keys("format_version_of_data_object"),
-            keys("format_version_of_index_object"),
-            keys("last_entry length closed"),
-            keys("last_entry closed"),
-            keys("ledger steps"),
-            keys("ledger reads"),
-        ),
-        keys(
-            "ledger block_size max_block_size entries entry_size entry_byte "
-            "last_entry length closed reads read_after_close delete "
-            "format_version_of_data_object format_version_of_index_object steps "
-            "then offloader"
-        ),
-        r"last_entry.*|entries|open|read.*|both|each|error.*|state|after_.*|"
-        r"before_.*|data.*|index.*|objects|scanned",
+        "ledger block_size | reads | read_after_close | steps | entries block_size | delete | "
+        "format_version_of_data_object | format_version_of_index_object | "
+        "last_entry length closed | last_entry closed | ledger steps | ledger reads",
+        "last_entry.*|entries|open|read.*|both|each|error.*|state|after_.*|before_.*|data.*|"
+        "index.*|objects|scanned",
         "BlobStoreManagedLedgerOffloaderTest",
-        _are_steps,
+        keys="max_block_size entry_size entry_byte then offloader",
+        fits=_are_steps,
         world=CopyWorld,
-        words=r"offload",
+        words="offload",
     ),
     Shape(
         "pulsar failing offload",
         _failures,
-        fits=_are_failures,
         sources="BlobStoreManagedLedgerOffloaderTest",
+        fits=_are_failures,
     ),
     Shape(
         "pulsar reads of a copy",
         _ranges,
-        fits=_are_ranges,
         sources="BlobStoreManagedLedgerOffloaderTest",
+        fits=_are_ranges,
     ),
     Shape(
         "pulsar range stream",
         _stream,
-        (keys("size buffer"), keys("size steps"), keys("size buffer_size")),
-        keys("size buffer buffer_size steps"),
-        r"bytes|missing_object|error|position|requests|range_reads",
+        "size buffer | size steps | size buffer_size",
+        "bytes|missing_object|error|position|requests|range_reads",
         "BlobStoreBackedInputStreamTest",
         world=StreamWorld,
-        words=r"seek",
+        words="seek",
     ),
 )

@@ -16,7 +16,7 @@ from streammeta.brokers.pulsar.formats.ledger_values import (
 )
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.shape_facts import AnyOf, Data, Keyed, Words
-from tests.conformance.shape_vocabulary import Given, Shape, keys
+from tests.conformance.shape_vocabulary import Given, Shape
 
 
 def metadata_of(given: Given) -> LedgerMetadata:
@@ -181,55 +181,40 @@ SHAPES = (
     Shape(
         "pulsar offload context",
         _context,
-        (
-            keys("uuid complete"),
-            keys("uuid driver"),
-            keys("segments driver"),
-            keys("uuid timestamp"),
-        ),
-        keys(
-            "uuid complete bookkeeper_deleted source_deleted timestamp driver "
-            "driver_metadata segments offload_segments offload_segment ledger_info"
-        ),
-        r"context_hex|ledger_info_hex|hex|size|round_trip|info_size",
+        "uuid complete | uuid driver | segments driver | uuid timestamp",
+        "context_hex|ledger_info_hex|hex|size|round_trip|info_size",
         "OffloadUtils",
+        keys="bookkeeper_deleted source_deleted driver_metadata offload_segments "
+        "offload_segment ledger_info",
     ),
     Shape(
         "pulsar ledger info",
         _info,
-        (keys("ledger_id entries size"), keys("ledger_id context")),
-        keys("ledger_id entries size timestamp context"),
-        r"ledger_info_hex|hex|size|round_trip",
+        "ledger_id entries size | ledger_id context",
+        "ledger_info_hex|hex|size|round_trip",
+        keys="timestamp",
     ),
     Shape(
         "pulsar ledger metadata",
         _ledger_metadata,
-        (
-            keys("length last_entry ensemble"),
-            keys("length last_entry digest"),
-            keys("length last_entry bookies"),
-        ),
-        keys(
-            "length last_entry ensemble ensemble_size write_quorum quorum "
-            "ack_quorum digest bookies ensembles segments custom custom_metadata "
-            "created created_ms ctime"
-        ),
-        r"hex|metadata_.*|size|round_trip",
+        "length last_entry ensemble | length last_entry digest | length last_entry bookies",
+        "hex|metadata_.*|size|round_trip",
+        keys="ensemble_size write_quorum quorum ack_quorum ensembles segments custom "
+        "custom_metadata created created_ms ctime",
     ),
     Shape(
         "pulsar object names",
         _names,
-        (keys("parse_ledger_of"), keys("parse_uuid_of"), keys("uuid ledger_id")),
-        keys("uuid ledger_id parse_ledger_of parse_uuid_of"),
-        r"ledger|uuid|names|.*_names?|data|index",
+        "parse_ledger_of | parse_uuid_of | uuid ledger_id",
+        "ledger|uuid|names|.*_names?|data|index",
         "DataBlockUtilsTest",
     ),
     Shape(
         "pulsar object metadata",
         _object_metadata,
-        (keys("role"),),
-        keys("role extra extra_metadata"),
-        r"role|keys|known_version|.*ormatversion|ManagedLedgerName",
+        "role",
+        "role|keys|known_version|.*ormatversion|ManagedLedgerName",
         "DataBlockUtilsTest",
+        keys="extra extra_metadata",
     ),
 )

@@ -21,7 +21,7 @@ from tests.conformance.rocketmq_formats import plain
 from tests.conformance.rocketmq_segments import bytes_of, time_of
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused
 from tests.conformance.shape_sentences import Clause, ordinal_of, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import World, run_steps, verb
 
 
@@ -466,63 +466,49 @@ SHAPES = (
     Shape(
         "rocketmq flat file",
         _flat_file,
-        (
-            keys("max_size steps"),
-            keys("steps"),
-            keys("messages expire_before"),
-            keys("segment_size steps"),
-            keys("type steps"),
-        ),
-        keys("max_size segment_size steps then type messages expire_before change"),
-        r"metadata|segments.*|first|min.*|max_timestamp|commit.*|append.*|"
-        r"rolled|after_.*|before_.*|read.*|bases",
+        "max_size steps | steps | messages expire_before | segment_size steps | type steps",
+        "metadata|segments.*|first|min.*|max_timestamp|commit.*|append.*|rolled|after_.*|"
+        "before_.*|read.*|bases",
         "FlatAppendFileTest|FlatCommitLogFileTest",
+        keys="then change",
         world=FlatFileWorld,
         words=r"\broll at|\bbytes|segments?|metadata|expire",
     ),
     Shape(
         "rocketmq queue",
         _queue,
-        (keys("first_offset messages"), keys("first_offset steps"), keys("commit_lock")),
-        keys("first_offset init_offset offset messages steps then commit_lock change"),
-        r"before_.*|after_.*|message_at_\d+|timestamps|commit.*|consume_queue.*|"
-        r"first_.*|.*offset|read",
+        "first_offset messages | first_offset steps | commit_lock",
+        r"before_.*|after_.*|message_at_\d+|timestamps|commit.*|consume_queue.*|first_.*|"
+        ".*offset|read",
         "FlatMessageFileTest",
+        keys="init_offset offset then change",
         world=QueueWorld,
         words=r"\bMSG\b|consume queue",
     ),
     Shape(
         "rocketmq queue by time",
         _by_time,
-        (keys("store_timestamps queries"), keys("store_timestamps times")),
-        keys("first_offset store_timestamps queries times"),
+        "store_timestamps queries | store_timestamps times",
         "lower|upper",
         "FlatMessageFileTest",
+        keys="first_offset",
     ),
     Shape(
         "rocketmq store",
         _store,
-        (keys("steps"), keys("queues steps")),
-        keys("steps then queues"),
+        "steps | queues steps",
         "files|queues",
         "FlatFileStoreTest",
+        keys="then",
         world=StoreWorld,
         words=r"\bqueues\b|files of",
     ),
     Shape(
         "rocketmq segments in order",
         _sorted_segments,
-        (keys("base_offsets"), keys("bases")),
-        keys("base_offsets bases"),
+        "base_offsets | bases",
         "sorted|order|bases|base_offsets",
         "FileSegmentTest",
     ),
-    Shape(
-        "rocketmq queues",
-        _same_queues,
-        (keys("queues"),),
-        keys("queues"),
-        "equal.*|same_hash",
-        "FlatMessageFileTest",
-    ),
+    Shape("rocketmq queues", _same_queues, "queues", "equal.*|same_hash", "FlatMessageFileTest"),
 )

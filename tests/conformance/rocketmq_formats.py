@@ -32,7 +32,7 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.segments.file_segment import UploadBody, commit_log_body
 from tests.conformance.shape_facts import AnyOf, Data, Keyed, Number, Words
 from tests.conformance.shape_sentences import number_of, numbers_in
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 
 PLAIN = Message(
     topic="",
@@ -442,103 +442,60 @@ def _are_types(value: Any, stated: Any) -> bool:
     return all(one in known for one in value)
 
 
-_MESSAGE_KEYS = keys(
-    "magic message topic body_utf8 body_hex body properties properties_in_order hex "
-    "born_host_hex store_host_hex",
-    *_FIELDS,
-    *_HOSTS,
-)
-
-
-def _m(*more: str) -> frozenset[str]:
-    return frozenset(more)
+_MESSAGE_KEYS = "body_utf8 body_hex body hex born_host_hex " + " ".join((*_FIELDS, *_HOSTS))
 
 
 SHAPES = (
     Shape(
         "rocketmq message",
         _message,
-        (
-            _m("magic", "topic"),
-            _m("message", "store_host"),
-            _m("topic", "properties"),
-            _m("topic", "queue_offset", "store_timestamp"),
-            _m("topic", "properties_in_order"),
-            _m("message", "queue_offset"),
-            _m("message", "properties"),
-            _m("message", "born_host"),
-            _m("message", "store_host_hex"),
-            _m("message"),
-            _m("physical_offset", "store_host"),
-        ),
-        _MESSAGE_KEYS,
-        r"total_size|size|queue_.*|physical_offset|.*timestamp|properties|hex|"
-        r"body.*|offset_id|message_id|tags_code.*|keys|.*host|round_trip|magic",
+        "magic topic | message store_host | topic properties | "
+        "topic queue_offset store_timestamp | topic properties_in_order | "
+        "message queue_offset | message properties | message born_host | "
+        "message store_host_hex | message | physical_offset store_host",
+        "total_size|size|queue_.*|physical_offset|.*timestamp|properties|hex|body.*|offset_id|"
+        "message_id|tags_code.*|keys|.*host|round_trip|magic",
         "MessageFormatUtilTest|MessageDecoder",
+        keys=_MESSAGE_KEYS,
     ),
     Shape(
         "rocketmq message read",
         _message,
-        (_m("hex"),),
-        _m("hex"),
-        r"total_size|queue_.*|physical_offset|store_timestamp|properties|"
-        r"offset_id|tags_code.*|topic|body.*",
+        "hex",
+        "total_size|queue_.*|physical_offset|store_timestamp|properties|offset_id|tags_code.*|"
+        "topic|body.*",
         "MessageFormatUtilTest|MessageDecoder",
     ),
-    Shape(
-        "rocketmq crc",
-        _crc,
-        (_m("crc"), _m("body_utf8"), _m("body_hex")),
-        _m("crc", "body_utf8", "body_hex"),
-        "hex|crc|body_crc|size",
-    ),
-    Shape(
-        "rocketmq tags code",
-        _tags,
-        (_m("tag"), _m("tags"), _m("text")),
-        _m("tag", "tags", "text"),
-        "hash|tags_code|code",
-    ),
+    Shape("rocketmq crc", _crc, "crc | body_utf8 | body_hex", "hex|crc|body_crc|size"),
+    Shape("rocketmq tags code", _tags, "tag | tags | text", "hash|tags_code|code"),
     Shape(
         "rocketmq consume queue item",
         _item,
-        (
-            _m("commit_log_offset", "message_size", "tags_code"),
-            _m("commit_log_offset", "size", "tags_code"),
-            _m("hex"),
-        ),
-        facts="size|commit_log_offset|message_size|tags_code|hex",
+        "commit_log_offset message_size tags_code | commit_log_offset size tags_code | hex",
+        "size|commit_log_offset|message_size|tags_code|hex",
     ),
     Shape(
         "rocketmq split",
         _split,
-        (
-            _m("buffer", "items"),
-            _m("messages", "items"),
-            _m("cq", "messages"),
-            _m("consume_queue", "messages"),
-        ),
-        facts="found|found_count|messages|count",
-        sources="MessageFormatUtilTest",
+        "buffer items | messages items | cq messages | consume_queue messages",
+        "found|found_count|messages|count",
+        "MessageFormatUtilTest",
     ),
     Shape(
         "rocketmq upload",
         _upload,
-        (_m("start_offset", "messages"), _m("read_sizes"), _m("start_offset", "items")),
-        keys(
-            "start_offset messages items read_sizes type coda_timestamp buffers "
-            "buffer data_hex longs"
-        ),
+        "start_offset messages | read_sizes | start_offset items",
         "bytes|read|reset_without_mark|mark_reset|sha256|size|hex|coda_hex|physical_offsets",
         "FileSegmentInputStreamTest",
+        keys="type coda_timestamp buffers buffer data_hex longs",
     ),
     Shape(
         "rocketmq names",
         _names,
-        (_m("offsets"), _m("queue"), _m("hash_of"), _m("index_broker"), _m("names")),
-        keys("offsets names queue index_broker hash_of cluster type base_offset"),
+        "offsets | queue | hash_of | index_broker | names",
         "names|offsets.*|path|index_path|hash|more_names|full_path.*",
         "MessageStoreUtilTest",
+        keys="cluster type base_offset",
     ),
-    Shape("rocketmq segment types", _type, fits=_are_types, sources="FileSegmentTypeTest"),
+    Shape("rocketmq segment types", _type, sources="FileSegmentTypeTest", fits=_are_types),
 )

@@ -19,7 +19,7 @@ from streammeta.brokers.rocketmq.formats.key_index import (
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import World, run_steps, verb
 from tests.kit.clock import ManualClock
 from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf
@@ -457,65 +457,38 @@ SHAPES = (
     Shape(
         "rocketmq index file",
         _file,
-        (
-            keys("slots items puts"),
-            keys("puts query"),
-            keys("puts queries"),
-            keys("puts created_ms"),
-            keys("puts slots"),
-            keys("puts then"),
-            keys("puts steps"),
-            keys("puts"),
-        ),
-        keys(
-            "slots items max_items created_ms begin_timestamp puts query queries then steps change"
-        ),
-        r"file_size|used_part_hex|rest|hex|status|results|used_slots|"
-        r"item_count.*|.*_timestamp|items|found|uploaded_size.*|compacted_.*|"
-        r"magic|full",
+        "slots items puts | puts query | puts queries | puts created_ms | puts slots | "
+        "puts then | puts steps | puts",
+        "file_size|used_part_hex|rest|hex|status|results|used_slots|item_count.*|.*_timestamp|"
+        "items|found|uploaded_size.*|compacted_.*|magic|full",
         "IndexStoreFileTest|IndexStoreFile",
+        keys="max_items begin_timestamp change",
     ),
     Shape(
         "rocketmq index constants",
         _constants,
-        (keys("topic key"),),
-        keys("topic key slots"),
-        r"key_string|hash|slot.*|.*_size|.*_position|.*_magic|.*status.*",
+        "topic key",
+        "key_string|hash|slot.*|.*_size|.*_position|.*_magic|.*status.*",
         "IndexStoreFileTest",
+        keys="slots",
     ),
     Shape(
         "rocketmq index item",
         _index_item,
-        (
-            keys("topic_id queue_id offset size hash"),
-            keys("topic_id queue_id offset size hash_code"),
-            keys("hex"),
-        ),
-        keys(
-            "hash hash_code topic_id queue_id offset size time_diff "
-            "time_diff_seconds seconds previous_item item_index previous hex"
-        ),
-        r"hash.*|topic_id|queue_id|offset|size|time_diff.*|previous_item|"
-        r"item_.*|hex|.*_hex|compacted_size",
+        "topic_id queue_id offset size hash | topic_id queue_id offset size hash_code | hex",
+        "hash.*|topic_id|queue_id|offset|size|time_diff.*|previous_item|item_.*|hex|.*_hex|"
+        "compacted_size",
         "IndexItemTest",
+        keys="time_diff time_diff_seconds seconds previous_item item_index previous",
     ),
     Shape(
         "rocketmq index files",
         _service,
-        (
-            keys("items_per_file puts"),
-            keys("puts query_key"),
-            keys("puts then"),
-            keys("puts steps"),
-        ),
-        keys(
-            "items_per_file items slots puts query_key query max limits then steps "
-            "change times time_range"
-        ),
-        r"files.*|status.*|found|third_time|first_.*|.*_restart|after_.*|"
-        r"uploaded|sealed",
+        "items_per_file puts | puts query_key | puts then | puts steps",
+        "files.*|status.*|found|third_time|first_.*|.*_restart|after_.*|uploaded|sealed",
         "IndexStoreServiceTest",
+        keys="items slots query max limits change times time_range",
         world=ServiceWorld,
-        words=r"compact|upload",
+        words="compact|upload",
     ),
 )

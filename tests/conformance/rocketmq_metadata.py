@@ -17,7 +17,7 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType
 from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.shape_facts import AnyOf
 from tests.conformance.shape_sentences import Clause, numbers_in, ordinal_of
-from tests.conformance.shape_vocabulary import Given, Shape, keys
+from tests.conformance.shape_vocabulary import Given, Shape
 from tests.conformance.shape_worlds import World, run_steps, verb
 
 _KIND = SegmentType.COMMIT_LOG
@@ -235,11 +235,11 @@ SHAPES = (
     Shape(
         "rocketmq metadata",
         _metadata,
-        (keys("steps"),),
-        keys("steps then"),
-        r"topic_ids|new_status|iterated|left|new|sealed|counts.*|queue.*|"
-        r"topics?|after_.*|min.*|max.*|update_.*|segments",
+        "steps",
+        "topic_ids|new_status|iterated|left|new|sealed|counts.*|queue.*|topics?|after_.*|min.*|"
+        "max.*|update_.*|segments",
         "DefaultMetadataStoreTest",
+        keys="then",
         world=MetadataWorld,
         words=r"\btopics?\b|\bqueue \d|\bbase \d|paths?",
     ),

@@ -18,7 +18,7 @@ from tests.conformance.rocketmq_flat_files import append_stored
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import AnyOf, Keyed
 from tests.conformance.shape_sentences import Clause, number_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import World, run_steps, verb
 from tests.kit.memory_stores import MemoryShelf
 
@@ -412,34 +412,27 @@ SHAPES = (
     Shape(
         "rocketmq dispatch",
         _dispatch,
-        (keys("local_queue"),),
-        keys(
-            "local_queue message steps then change group_commit filtered "
-            "topic_filtered store_timestamp"
-        ),
-        r"consume_queue|index|context.*|committed|end|holes|initialised|after_.*",
+        "local_queue",
+        "consume_queue|index|context.*|committed|end|holes|initialised|after_.*",
         "MessageStoreDispatcherImplTest",
+        keys="message steps then change group_commit filtered topic_filtered store_timestamp",
         world=DispatchWorld,
-        words=r"dispatch",
+        words="dispatch",
     ),
     Shape(
         "rocketmq fetch",
         _fetch,
-        (keys("stored"),),
-        keys(
-            "stored requests request thresholds tags_code codes time_of "
-            "offset_by_time store_timestamp_of_all store_timestamp key query_key "
-            "max limits batch batch_size from start until to read_ahead queries"
-        ),
-        r"status|next|messages.*|times|lower|upper|unknown_queue|found|reads|"
-        r"each|results",
+        "stored",
+        "status|next|messages.*|times|lower|upper|unknown_queue|found|reads|each|results",
         "MessageStoreFetcherImplTest",
+        keys="requests request thresholds tags_code codes time_of offset_by_time "
+        "store_timestamp_of_all store_timestamp key query_key max limits batch batch_size "
+        "from start until to read_ahead queries",
     ),
     Shape(
         "rocketmq filters",
         _two_steps,
-        (keys("messages filters"),),
-        keys("messages filters"),
+        "messages filters",
         "messages|found",
         "GetMessageResultExtTest",
     ),

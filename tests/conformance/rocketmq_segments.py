@@ -24,7 +24,7 @@ from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Refused, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import Several, World, attempt, run_steps, verb
 from tests.kit.memory_stores import MemorySegment
 
@@ -391,38 +391,17 @@ SHAPES = (
     Shape(
         "rocketmq segment",
         _segment,
-        (
-            keys("base_offset type"),
-            keys("steps"),
-            keys("base_offset steps"),
-            keys("base_offset start_size"),
-            keys("base_offset cases"),
-            keys("committed reads"),
-            keys("type init_position"),
-            keys("type steps"),
-            keys("base_offset reads"),
-            keys("base_offset uploads"),
-            keys("uploads"),
-            keys("start_size steps"),
-            keys("init_position steps"),
-        ),
-        keys(
-            "base_offset type segment_type max_size start_size init_position "
-            "committed_size committed reads cases uploads messages appended steps "
-            "then max_buffers buffers change"
-        ),
-        r"(commit|append)_(position|offset).*|.*timestamps?|closed|need.*|"
-        r"commits?|physical_offsets.*|after_.*|before_.*|.*_while_.*|"
-        r"offsets_read|reads?|size",
+        "base_offset type | steps | base_offset steps | base_offset start_size | "
+        "base_offset cases | committed reads | type init_position | type steps | "
+        "base_offset reads | base_offset uploads | uploads | start_size steps | "
+        "init_position steps",
+        "(commit|append)_(position|offset).*|.*timestamps?|closed|need.*|commits?|"
+        "physical_offsets.*|after_.*|before_.*|.*_while_.*|offsets_read|reads?|size",
         "FileSegmentTest|MemoryFileSegmentTest",
+        keys="segment_type max_size committed_size messages appended then max_buffers buffers "
+        "change",
         world=SegmentWorld,
         words=r"\bMSG\b|upload|commit lock|buffers waiting|items?",
     ),
-    Shape(
-        "rocketmq segment sizes",
-        _sizes,
-        (keys("types"),),
-        facts="max_sizes?|sizes",
-        sources="FileSegmentTest",
-    ),
+    Shape("rocketmq segment sizes", _sizes, "types", "max_sizes?|sizes", "FileSegmentTest"),
 )

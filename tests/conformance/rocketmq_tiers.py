@@ -30,7 +30,7 @@ from tests.conformance.rocketmq_files import QUEUE, FileWorld
 from tests.conformance.rocketmq_flat_files import append_stored
 from tests.conformance.shape_facts import FAILED, AnyOf, Done, Keyed, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, size_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import Course, World, attempt, run_steps, verb
 from tests.kit.memory_store import MemoryObjectStore
 
@@ -443,61 +443,59 @@ SHAPES = (
     Shape(
         "rocketmq level",
         _level,
-        (keys("level"),),
-        keys("level on_disk in_memory in_mem"),
+        "level",
         "tiered|reads_tiered",
         "TieredMessageStoreTest",
+        keys="on_disk in_memory in_mem",
     ),
     Shape(
         "rocketmq smallest offset",
         _min_offset,
-        (keys("local tiered"),),
-        facts="min|min_offset",
-        sources="TieredMessageStoreTest",
+        "local tiered",
+        "min|min_offset",
+        "TieredMessageStoreTest",
     ),
     Shape(
         "rocketmq time of two tiers",
         _time_of_tiers,
-        (keys("level local tiered"),),
-        keys("level local tiered on_disk in_memory in_mem"),
+        "level local tiered",
         "time|timestamp|found",
         "TieredMessageStoreTest",
+        keys="on_disk in_memory in_mem",
     ),
     Shape(
         "rocketmq query of two tiers",
         _split_query,
-        (keys("local_earliest ranges"),),
-        keys("local_earliest ranges tiered_hits local_hits"),
+        "local_earliest ranges",
         "hits|found|asked",
         "TieredMessageStoreTest",
+        keys="tiered_hits local_hits",
     ),
     Shape("rocketmq topic deletion", _topics, fits=_are_topic_steps),
     Shape(
         "rocketmq topic filter",
         _topic_filter,
-        (keys("topics black_list"), keys("topics excluded")),
-        keys("topics black_list excluded"),
+        "topics black_list | topics excluded",
         "filtered|tiered|stays_local",
         "MessageStoreTopicFilterTest",
-        _are_topics,
+        fits=_are_topics,
     ),
     Shape(
         "rocketmq metadata file",
         _metadata_reload,
-        (keys("topics queues"), keys("topics segments")),
-        keys("topics queues segments"),
-        r"all_found.*|json_shape|number_keys|files|topics|queues|segments",
+        "topics queues | topics segments",
+        "all_found.*|json_shape|number_keys|files|topics|queues|segments",
         "DefaultMetadataStoreTest",
     ),
     Shape(
         "rocketmq chunks",
         _chunks,
-        (keys("commit"), keys("commits"), keys("segments"), keys("chunks")),
-        keys("commit commits segments chunks reads bad_commit steps then change"),
-        r"new_size|start|end|size|read.*|after_.*|open|error|position|sealed|"
-        r"chunk.*|commit.*|listed.*|undeleted",
+        "commit | commits | segments | chunks",
+        "new_size|start|end|size|read.*|after_.*|open|error|position|sealed|chunk.*|commit.*|"
+        "listed.*|undeleted",
         "S3FileSegmentTest|TieredStorageS3ClientTest",
+        keys="reads bad_commit steps then change",
         world=ChunkWorld,
-        words=r"chunk|seal",
+        words="chunk|seal",
     ),
 )

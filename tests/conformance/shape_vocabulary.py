@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -116,18 +116,19 @@ def _keyed_steps(key: str, value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a scenario may be about. `needs` are sets of keys of which one must be there.
+    """What a scenario may be about. `needs` are sets of keys, of which one must be there.
 
-    `facts` is a pattern of the keys of facts. `fits` looks at an input that is a list; a list of
-    maps is as many inputs. A shape that is not offered has a reason in place of a runner.
+    They are written "a b | c". `keys` are further ones that an input may have, `facts` is a pattern
+    of the keys of facts. `fits` looks at an input that is a list; a list of maps is as many inputs.
+    A shape that is not offered has no runner.
     """
 
     name: str
     run: Runner | None
-    needs: Sequence[frozenset[str]] = ()
-    keys: frozenset[str] = frozenset()
+    needs: str = ""
     facts: str = ".*"
     sources: str = "(?!)"
+    keys: str = ""
     fits: Callable[[Sequence[Any], Any], bool] | None = None
     by_facts: str = "(?!)"
     """Pattern of keys of facts that make an input have this shape, whatever its own keys are."""
@@ -136,9 +137,13 @@ class Shape:
     words: str = "(?!)"
     """Pattern of words in steps that speak for this shape where others know the verbs as well."""
 
-    @property
+    @cached_property
+    def key_sets(self) -> list[frozenset[str]]:
+        return [frozenset(need.split()) for need in self.needs.split("|") if need]
+
+    @cached_property
     def all_keys(self) -> frozenset[str]:
-        return self.keys.union(*self.needs)
+        return frozenset(self.keys.split()).union(*self.key_sets)
 
 
 @dataclass
@@ -149,10 +154,6 @@ class Answer:
     listed: Any = ABSENT
     """`ABSENT` where the facts by key are all there is."""
     mismatches: list[Mismatch] = field(default_factory=list)
-
-
-def keys(*names: str) -> frozenset[str]:
-    return frozenset(word for name in names for word in name.split())
 
 
 def is_shape_scenario(scenario: Mapping[str, Any]) -> bool:
@@ -269,7 +270,7 @@ def in_words_of(shape: Shape, value: Mapping[str, Any]) -> Mapping[str, Any]:
 def _map_score(shape: Shape, original: Mapping[str, Any], names: set[str]) -> int | None:
     value = in_words_of(shape, original)
     given = {str(key) for key in value} - set(_REMARKS)
-    needed = [len(need) for need in shape.needs if need <= given]
+    needed = [len(need) for need in shape.key_sets if need <= given]
     by_facts = any(re.fullmatch(shape.by_facts, name) for name in names)
     if by_facts:
         needed.append(3)
@@ -393,7 +394,7 @@ def _without_remarks(derived: Any) -> Any:
 def _no_shape(shapes: Sequence[Shape], value: Any) -> Mismatch:
     if isinstance(value, Mapping):
         nearest = max(shapes, key=lambda one: len(one.all_keys & set(map(str, value))))
-        known = [f"{nearest.name}: {' '.join(sorted(need))}" for need in nearest.needs]
+        known = [f"{nearest.name}: {' '.join(sorted(need))}" for need in nearest.key_sets]
         return not_understood(f"input {', '.join(map(str, value))}", known, dict(value))
     return not_understood("input", [one.name for one in shapes if one.fits is not None], value)
 
