@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 
 from streammeta.brokers.rocketmq.cluster.cluster_metadata import MetadataFencedError
 from streammeta.brokers.rocketmq.cluster.cluster_store import Backend, StoreConfig
-from streammeta.brokers.rocketmq.dispatch import Dispatcher, LocalMessage
-from streammeta.brokers.rocketmq.formats.message import Message, encode_message, queue_offset_of
-from streammeta.brokers.rocketmq.formats.metadata import Queue, SegmentStatus
+from streammeta.brokers.rocketmq.dispatch import Dispatcher
+from streammeta.brokers.rocketmq.formats.message import queue_offset_of
+from streammeta.brokers.rocketmq.formats.metadata import SegmentStatus
 from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.chunk_store import ChunkStore
 from streammeta.brokers.rocketmq.segments.chunked_segment import Chunk, ChunkedSegment, part_groups
@@ -28,39 +26,14 @@ from streammeta.brokers.rocketmq.segments.flat_file import (
 )
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
+from tests.brokers.rocketmq_messages import DurableKeeper, Local, stored
+from tests.conformance.rocketmq_files import NOW_MS, QUEUE, open_index
 from tests.kit.memory_store import MemoryObjectStore
-from tests.kit.memory_stores import MemoryKeeper, MemoryShelf
 from tests.kit.waiting import until
 
-QUEUE = Queue("broker", "Topic", 0)
-NOW_MS = 1_700_000_000_000
 SIZES = FileSizes(commit_log=490, consume_queue=20 * 4)
 _TIMES = (1, 1)
 _DOWN = StoreUnavailableError("told to fail")
-
-
-def stored(offset: int) -> bytes:
-    message = Message(
-        topic=QUEUE.topic,
-        body=b"%05d" % offset,
-        queue_offset=offset,
-        store_timestamp_ms=NOW_MS + offset,
-        properties={},
-    )
-    return encode_message(message)
-
-
-@dataclass
-class DurableKeeper(MemoryKeeper):
-    """Metadata of which the last save is durable."""
-
-    durable: Any = None
-
-    async def save(self) -> None:
-        self.durable = copy.deepcopy(self.table)
-
-    def after_restart(self) -> DurableKeeper:
-        return DurableKeeper(copy.deepcopy(self.durable), durable=self.durable)
 
 
 @dataclass
@@ -97,9 +70,14 @@ class Process:
         return [key for key in self.bucket.objects() if key.startswith(sealed)]
 
 
+def next_of(file: MessageFile) -> bytes:
+    """Return the message that follows; one is stored each millisecond."""
+    return stored(file.append_offset, stored_ms=NOW_MS + file.append_offset)
+
+
 async def append(file: MessageFile, count: int) -> None:
     for _ in range(count):
-        assert await file.append(stored(file.append_offset), 0) is AppendResult.SUCCESS
+        assert await file.append(next_of(file), 0) is AppendResult.SUCCESS
         assert await file.commit()
 
 
@@ -128,8 +106,8 @@ async def test_sealed_segments_are_merged_and_unsealed_ones_are_not() -> None:
     await until(lambda: not process.chunks_of_sealed(), "the merges")
     await assert_whole(file, 22)
     keys = sorted(process.bucket.objects())
-    assert "99/c/broker/Topic/0/CONSUME_QUEUE/seg-0/segment/segment-0" in keys
-    assert "99/c/broker/Topic/0/CONSUME_QUEUE/seg-400/chunk/chunk-20" in keys
+    assert "99/c/broker/TopicTest/0/CONSUME_QUEUE/seg-0/segment/segment-0" in keys
+    assert "99/c/broker/TopicTest/0/CONSUME_QUEUE/seg-400/chunk/chunk-20" in keys
     await process.chunks.close()
 
 
@@ -307,7 +285,7 @@ async def test_no_failure_of_the_bucket_and_no_crash_loses_or_repeats_a_message(
     for _ in range(60):
         file = process.file
         if file.append_offset == file.commit_offset:
-            await file.append(stored(file.append_offset), 0)
+            await file.append(next_of(file), 0)
         await file.commit()
         assert file.commit_offset >= committed
         committed = file.commit_offset
@@ -465,29 +443,6 @@ def test_chunks_need_a_bucket() -> None:
 # ---- another process of the broker ----
 
 
-@dataclass
-class Local:
-    """A local queue with messages up to `max_offset`."""
-
-    max_offset: int
-    min_offset: int = 0
-
-    def offset_at(self, timestamp_ms: int) -> int:
-        return 0
-
-    def read(self, offset: int, count: int) -> list[LocalMessage]:
-        return [
-            LocalMessage(stored(at)) for at in range(offset, min(offset + count, self.max_offset))
-        ]
-
-
-async def a_dispatcher(process: Process, max_offset: int) -> Dispatcher:
-    index = await KeyIndexService.open(
-        "broker/rmq_sys_INDEX/0", process.chunks, MemoryShelf(), lambda: NOW_MS, IndexSizes(5, 99)
-    )
-    return Dispatcher(Local(max_offset), process.file, index, 1, lambda: NOW_MS)
-
-
 @pytest.mark.parametrize("kind", ["log", "items too"])
 async def test_a_chunk_of_a_replaced_process_holds_no_queue_up(kind: str) -> None:
     """Its write was under way when the next process took over."""
@@ -498,7 +453,8 @@ async def test_a_chunk_of_a_replaced_process_holds_no_queue_up(kind: str) -> Non
     await former.append(stored(1), 0)
     await (former.commit_log.commit() if kind == "log" else former.commit())
 
-    dispatcher = await a_dispatcher(again, 3)
+    index = await open_index(again.chunks)
+    dispatcher = Dispatcher(Local(3), again.file, index, 1, lambda: NOW_MS)
     for _ in range(6):
         await dispatcher.dispatch(force=True)
     await assert_whole(again.file, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,78 +12,28 @@ from typing import Any
 import pytest
 
 from streammeta.brokers.rocketmq.cluster.segment_view import render
-from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
+from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus, ReadAhead
 from streammeta.brokers.rocketmq.formats.key_index import TimeRange
 from streammeta.brokers.rocketmq.formats.message import (
-    Message,
-    encode_message,
     physical_offset_of,
     queue_offset_of,
 )
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, SegmentMetadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.file_segment import SegmentReadError
 from streammeta.brokers.rocketmq.tiered_view import min_offset, split_query
-from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
-from tests.kit.memory_stores import MemorySegment, MemoryShelf
-
-_MOST_READS = 5_000
-"""Reads after which a local queue says that whoever reads it does not end."""
-
-
-def stored(offset: int, body: bytes = b"") -> bytes:
-    """Return the local message of an offset."""
-    return encode_message(
-        Message(
-            topic=QUEUE.topic,
-            body=body or b"m%d" % offset,
-            queue_offset=offset,
-            store_timestamp_ms=NOW_MS,
-            properties={},
-        )
-    )
-
-
-@dataclass
-class Local:
-    """A local queue; `answer` may replace what it returns for a read."""
-
-    max_offset: int
-    min_offset: int = 0
-    bodies: dict[int, bytes] = field(default_factory=dict)
-    answer: Callable[[Local, int, list[int]], list[int]] = lambda local, offset, found: found
-    reads: int = 0
-
-    def offset_at(self, timestamp_ms: int) -> int:
-        return self.min_offset
-
-    def read(self, offset: int, count: int) -> list[LocalMessage]:
-        self.reads += 1
-        assert self.reads < _MOST_READS, "the queue is read without end"
-        found = list(range(offset, min(offset + count, self.max_offset)))
-        offsets = self.answer(self, offset, found)
-        return [LocalMessage(stored(at, self.bodies.get(at, b""))) for at in offsets]
+from tests.brokers.rocketmq_messages import MOST_READS, Local, stored
+from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld, open_index
+from tests.kit.memory_stores import MemorySegment
 
 
 async def a_dispatcher(
     local: Local, file: MessageFile | None = None, groups: GroupCommit | None = None
 ) -> Dispatcher:
     """Return a dispatcher whose queue begins at the first local message."""
-    world = FileWorld()
-    index = await KeyIndexService.open(
-        "b/rmq_sys_INDEX/0", world.store, MemoryShelf(), lambda: NOW_MS, IndexSizes(50, 50_000)
-    )
-    dispatcher = Dispatcher(
-        local,
-        file or world.message_file(),
-        index,
-        1,
-        lambda: world.clock.now_ms,
-        groups or GroupCommit(),
-    )
+    dispatcher = await FileWorld().dispatcher(local, groups, file)
     await dispatcher.dispatch(force=True)
     return dispatcher
 
@@ -300,10 +249,8 @@ async def a_fetcher(count: int, limits: ReadAhead) -> tuple[Fetcher, MessageFile
     for offset in range(count):
         await file.append(stored(offset), 0)
     await file.commit()
-    index = await KeyIndexService.open(
-        "b/rmq_sys_INDEX/0", world.store, MemoryShelf(), lambda: NOW_MS, IndexSizes(5, 50)
-    )
-    ticks = iter(range(NOW_MS, NOW_MS + _MOST_READS))
+    index = await open_index(world.store)
+    ticks = iter(range(NOW_MS, NOW_MS + MOST_READS))
     return Fetcher({QUEUE: file}, index, lambda: next(ticks), limits), file
 
 

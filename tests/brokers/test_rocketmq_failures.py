@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
-from streammeta.brokers.rocketmq.formats.message import Message, encode_message
+from streammeta.brokers.rocketmq.dispatch import Dispatcher
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, QueueMetadata, SegmentStatus
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
 from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, SizeUnknownError
-from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
-from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore, MemoryShelf
+from tests.brokers.rocketmq_messages import DurableKeeper, Local, stored, up_to
+from tests.conformance.rocketmq_files import (
+    INDEX_PATH,
+    NOW_MS,
+    QUEUE,
+    FailingSegment,
+    FileWorld,
+    open_index,
+)
+from tests.kit.memory_stores import MemorySegment, MemorySegmentStore, MemoryShelf
 
-PATH = "b/rmq_sys_INDEX/0"
 SIZES = IndexSizes(5, 8)
 
 
@@ -26,20 +31,16 @@ class BackendDownError(Exception):
     """The backend, or the metadata's store, is told to fail."""
 
 
-@dataclass(slots=True)
-class FailingKeeper(MemoryKeeper):
-    """Metadata that can be out of reach; `durable` is what the last save has made durable."""
+@dataclass
+class FailingKeeper(DurableKeeper):
+    """Metadata that can be out of reach."""
 
     fails: bool = False
-    durable: str = field(default_factory=lambda: MetadataTable().encode())
 
     async def save(self) -> None:
         if self.fails:
             raise BackendDownError
-        self.durable = self.table.encode()
-
-    def after_restart(self) -> FailingKeeper:
-        return FailingKeeper(MetadataTable.decode(self.durable))
+        await super().save()
 
 
 class SegmentsThatFail(MemorySegmentStore):
@@ -82,18 +83,6 @@ def backend_of(file: FlatFile) -> FailingSegment:
     storage = file.writable().storage
     assert isinstance(storage, FailingSegment)
     return storage
-
-
-def stored(offset: int, key: str = "", body: bytes = b"") -> bytes:
-    properties = {"KEYS": key} if key else {}
-    message = Message(
-        topic=QUEUE.topic,
-        body=body,
-        queue_offset=offset,
-        store_timestamp_ms=NOW_MS,
-        properties=properties,
-    )
-    return encode_message(message)
 
 
 # ---- flat files ----
@@ -291,30 +280,6 @@ async def test_items_expire_before_the_messages_that_they_point_at() -> None:
 # ---- dispatch ----
 
 
-@dataclass
-class Local:
-    """A local queue that has more messages than may be dispatched."""
-
-    bodies: Sequence[bytes]
-    max_offset: int
-    min_offset: int = 0
-
-    def offset_at(self, timestamp_ms: int) -> int:
-        return 0
-
-    def read(self, offset: int, count: int) -> list[LocalMessage]:
-        ends = enumerate(self.bodies)
-        return [LocalMessage(stored(at, f"k{at}", one)) for at, one in ends if at >= offset]
-
-
-async def a_dispatcher(world: FileWorld, local: Local) -> Dispatcher:
-    index = await KeyIndexService.open(
-        PATH, MemorySegmentStore(), MemoryShelf(), lambda: NOW_MS, IndexSizes(50, 500)
-    )
-    clock = world.clock
-    return Dispatcher(local, world.message_file(), index, 1, lambda: clock.now_ms, GroupCommit())
-
-
 async def indexed(dispatcher: Dispatcher, count: int) -> list[int]:
     found = [await dispatcher.index.query(QUEUE.topic, f"k{at}", 9) for at in range(count)]
     return [len(items) for items in found]
@@ -322,8 +287,8 @@ async def indexed(dispatcher: Dispatcher, count: int) -> list[int]:
 
 async def test_nothing_above_the_dispatchable_end_is_moved() -> None:
     world, _, _ = a_world()
-    local = Local([b"a", b"b", b"c", b"d"], max_offset=2)
-    one = await a_dispatcher(world, local)
+    local = Local(2, answer=up_to(4))
+    one = await world.dispatcher(local)
     for _ in range(3):
         await one.dispatch(force=True)
     assert (one.file.append_offset, one.file.commit_offset) == (2, 2)
@@ -335,7 +300,7 @@ async def test_nothing_above_the_dispatchable_end_is_moved() -> None:
 
 async def test_keys_wait_for_the_commit_of_their_messages_and_are_indexed_once() -> None:
     world, _, _ = a_world()
-    one = await a_dispatcher(world, Local([b"a", b"b", b"c"], max_offset=2))
+    one = await world.dispatcher(Local(2, has_keys=True, answer=up_to(3)))
     await one.dispatch(force=True)
     backend_of(one.file.commit_log).fails = True
     for _ in range(3):
@@ -351,7 +316,7 @@ async def test_keys_wait_for_the_commit_of_their_messages_and_are_indexed_once()
 
 async def test_keys_wait_for_their_items_too() -> None:
     world, _, _ = a_world()
-    one = await a_dispatcher(world, Local([b"a", b"b"], max_offset=2))
+    one = await world.dispatcher(Local(2, has_keys=True))
     await one.dispatch(force=True)
     backend_of(one.file.consume_queue).fails = True
     await one.dispatch(force=True)
@@ -365,16 +330,16 @@ async def test_keys_wait_for_their_items_too() -> None:
 async def test_a_new_queue_begins_between_the_ends_of_the_local_one() -> None:
     for wanted, (first, end, at) in {3: (3, 9, 0), 9: (3, 9, 20), 5: (3, 9, 5)}.items():
         world, _, _ = a_world()
-        local = Local([b"x"] * 9, max_offset=end, min_offset=first)
+        local = Local(end, first)
         local.offset_at = lambda timestamp_ms, at=at: at  # type: ignore[method-assign,misc]
-        one = await a_dispatcher(world, local)
+        one = await world.dispatcher(local)
         assert not await one.dispatch(force=True)
         assert (one.file.min_offset, one.file.append_offset) == (wanted, wanted)
 
 
 async def test_a_topic_that_stays_local_leaves_nothing_in_the_store() -> None:
     world, keeper, store = a_world()
-    one = await a_dispatcher(world, Local([b"a"], max_offset=1))
+    one = await world.dispatcher(Local(1))
     for _ in range(2):
         await one.dispatch(force=True)
     assert any(segment.data for segment in store.segments.values())
@@ -407,7 +372,7 @@ class FailingShelf(MemoryShelf):
 async def an_index(
     shelf: MemoryShelf, store: MemorySegmentStore, now_ms: int = NOW_MS
 ) -> KeyIndexService:
-    return await KeyIndexService.open(PATH, store, shelf, lambda: now_ms, SIZES)
+    return await open_index(store, shelf, SIZES, lambda: now_ms)
 
 
 def fill(index: KeyIndexService, count: int, first: int = 0) -> None:
@@ -451,7 +416,7 @@ async def test_an_index_file_whose_upload_fails_stays_local_and_goes_later() -> 
     (oldest, *_) = index.begins_ms
     backend = FailingSegment()
     backend.fails = True
-    store.segments[PATH, SegmentType.INDEX, oldest] = backend
+    store.segments[INDEX_PATH, SegmentType.INDEX, oldest] = backend
     assert not await index.compact_oldest()
     assert shelf.done == []
     assert oldest in shelf.local
@@ -475,7 +440,7 @@ async def test_index_files_begin_apart_though_the_clock_is_set_back() -> None:
 async def test_remains_of_a_killed_upload_are_not_a_part_of_the_next() -> None:
     shelf, store, index = await begin_index()
     (oldest, *_) = index.begins_ms
-    store.segments[PATH, SegmentType.INDEX, oldest] = MemorySegment(b"half of an upload")
+    store.segments[INDEX_PATH, SegmentType.INDEX, oldest] = MemorySegment(b"half of an upload")
     assert await index.compact_oldest()
     assert await found_in(await an_index(shelf, store), 4) == [1] * 4
     assert await found_in(index, 9) == [1] * 9
@@ -485,7 +450,7 @@ async def test_puts_during_an_upload_are_not_lost() -> None:
     _, store, index = await begin_index()
     backend = FailingSegment()
     backend.waits = asyncio.Event()
-    store.segments[PATH, SegmentType.INDEX, index.begins_ms[0]] = backend
+    store.segments[INDEX_PATH, SegmentType.INDEX, index.begins_ms[0]] = backend
     compacting = asyncio.create_task(index.compact_oldest())
     await backend.began.wait()
     fill(index, 9, first=9)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
+from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus, ReadAhead
 from streammeta.brokers.rocketmq.formats.consume_queue import decode_items
 from streammeta.brokers.rocketmq.formats.key_index import LocalIndex, TimeRange, key_hash
@@ -19,58 +17,12 @@ from streammeta.brokers.rocketmq.formats.message import (
     store_timestamp_of,
 )
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import MessageFile
 from streammeta.brokers.rocketmq.segments.chunked_segment import ChunkedSegment
 from streammeta.storage.errors import PayloadError, StoreUnavailableError
-from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
+from tests.brokers.rocketmq_messages import Local, stored
+from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld, open_index
 from tests.kit.memory_store import MemoryObjectStore
-from tests.kit.memory_stores import MemoryShelf
-
-
-def stored(offset: int, body: bytes = b"", stored_ms: int = NOW_MS, key: str = "") -> bytes:
-    properties = {"KEYS": key} if key else {}
-    return encode_message(
-        Message(
-            topic=QUEUE.topic,
-            body=body,
-            queue_offset=offset,
-            store_timestamp_ms=stored_ms,
-            properties=properties,
-        )
-    )
-
-
-class Local:
-    """A local queue whose messages have a body each."""
-
-    def __init__(self, bodies: Sequence[bytes], first: int = 0) -> None:
-        self.min_offset = first
-        self.messages = {first + at: stored(first + at, one) for at, one in enumerate(bodies)}
-
-    @property
-    def max_offset(self) -> int:
-        return max(self.messages) + 1
-
-    def offset_at(self, timestamp_ms: int) -> int:
-        return self.min_offset
-
-    def read(self, offset: int, count: int) -> list[LocalMessage]:
-        return [
-            LocalMessage(self.messages[at])
-            for at in range(offset, min(offset + count, self.max_offset))
-        ]
-
-
-async def an_index(world: FileWorld) -> KeyIndexService:
-    return await KeyIndexService.open(
-        "b/rmq_sys_INDEX/0", world.store, MemoryShelf(), lambda: NOW_MS, IndexSizes(5, 100)
-    )
-
-
-async def a_dispatcher(world: FileWorld, local: Local, groups: GroupCommit) -> Dispatcher:
-    file = world.message_file()
-    return Dispatcher(local, file, await an_index(world), 1, lambda: world.clock.now_ms, groups)
 
 
 @pytest.mark.parametrize("magic", Magic)
@@ -119,7 +71,7 @@ def test_metadata_that_is_no_file_of_theirs_is_refused() -> None:
 async def test_a_message_larger_than_a_group_is_dispatched_by_itself() -> None:
     world = FileWorld()
     groups = GroupCommit(size=500)
-    one = await a_dispatcher(world, Local([b"a" * 1000, b"b", b"c"]), groups)
+    one = await world.dispatcher(Local(3, bodies={0: b"a" * 1000}), groups)
     await one.dispatch(force=True)
     ends = []
     for _ in range(2):
@@ -130,7 +82,7 @@ async def test_a_message_larger_than_a_group_is_dispatched_by_itself() -> None:
 
 async def test_a_group_waits_until_it_is_old_or_large() -> None:
     world = FileWorld()
-    one = await a_dispatcher(world, Local([b"a"]), GroupCommit(timeout_ms=1000))
+    one = await world.dispatcher(Local(1), GroupCommit(timeout_ms=1000))
     await one.dispatch()
     assert not await one.dispatch()
     assert one.file.commit_offset == 0
@@ -141,12 +93,10 @@ async def test_a_group_waits_until_it_is_old_or_large() -> None:
 
 async def test_what_the_local_store_lost_is_a_hole_and_the_rest_stays() -> None:
     world = FileWorld()
-    local = Local([b"a", b"b"])
-    one = await a_dispatcher(world, local, GroupCommit())
+    one = await world.dispatcher(Local(2))
     for _ in range(2):
         await one.dispatch(force=True)
-    later = Local([b"f", b"g"], first=5)
-    one.local = later
+    one.local = Local(7, 5)
     for _ in range(2):
         await one.dispatch(force=True)
     assert one.holes == [(2, 5)]
@@ -225,7 +175,7 @@ async def test_times_that_were_never_noted_keep_a_segment() -> None:
 async def test_keys_are_found_by_content_and_time_over_files_and_collisions() -> None:
     world = FileWorld()
     file: MessageFile = world.message_file()
-    index = await an_index(world)
+    index = await open_index(world.store)
     await file.init_offset(0)
     for offset, key in enumerate(("Aa", "BB", "Aa")):
         data = stored(offset, key=key, stored_ms=NOW_MS + 5000 * offset)
@@ -264,7 +214,9 @@ async def test_read_ahead_keeps_its_bound_and_forgets_what_is_not_used() -> None
         await file.append(stored(offset, b"x" * 100), 0)
     await file.commit()
     limits = ReadAhead(cache_bytes=2000)
-    fetcher = Fetcher({QUEUE: file}, await an_index(world), lambda: world.clock.now_ms, limits)
+    fetcher = Fetcher(
+        {QUEUE: file}, await open_index(world.store), lambda: world.clock.now_ms, limits
+    )
     for _ in range(2):
         found = await fetcher.fetch(QUEUE, 0, 50)
         assert found.status is FetchStatus.FOUND

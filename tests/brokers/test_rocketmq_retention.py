@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from streammeta.brokers.rocketmq.cluster.cluster_metadata import MetadataFencedError
 from streammeta.brokers.rocketmq.cluster.retention import Expiry, Retention
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus
-from streammeta.brokers.rocketmq.formats.message import Message, encode_message, physical_offset_of
+from streammeta.brokers.rocketmq.formats.message import physical_offset_of
 from streammeta.brokers.rocketmq.formats.metadata import (
     HOUR_MS,
     MetadataTable,
@@ -20,18 +19,18 @@ from streammeta.brokers.rocketmq.formats.metadata import (
     SegmentMetadata,
 )
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
 from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace
 from streammeta.brokers.stamped_time import AHEAD_MS, stamped_clock
-from tests.conformance.rocketmq_files import NOW_MS, QUEUE
-from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore, MemoryShelf
+from tests.brokers.rocketmq_messages import DurableKeeper, stored
+from tests.conformance.rocketmq_files import NOW_MS, QUEUE, open_index
+from tests.kit.memory_stores import MemorySegment, MemorySegmentStore, MemoryShelf
 from tests.kit.waiting import until
 
 SHORT = replace(QUEUE, topic="Short")
-INDEX = "b/rmq_sys_INDEX/0"
-SIZES = FileSizes(commit_log=400, consume_queue=20 * 4)
+SIZES = FileSizes(commit_log=430, consume_queue=20 * 4)
 
 
 class DownError(Exception):
@@ -60,21 +59,17 @@ class Steps:
 
 
 @dataclass
-class DurableKeeper(MemoryKeeper):
-    """Metadata of which the last save is durable."""
+class SteppingKeeper(DurableKeeper):
+    """Metadata whose saves are steps."""
 
     steps: Steps = field(default_factory=Steps)
-    durable: MetadataTable = field(default_factory=MetadataTable)
 
     async def save(self) -> None:
         happens, fails = self.steps.take()
         if happens:
-            self.durable = copy.deepcopy(self.table)
+            await super().save()
         if fails:
             raise DownError
-
-    def after_restart(self) -> DurableKeeper:
-        return DurableKeeper(copy.deepcopy(self.durable), durable=self.durable)
 
 
 class Segment(MemorySegment):
@@ -120,7 +115,7 @@ class World:
     files: dict[Queue, MessageFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keeper = DurableKeeper(steps=self.steps)
+        self.keeper = SteppingKeeper(steps=self.steps)
         self.store = Segments(self.steps)
 
     async def file(self, queue: Queue = QUEUE) -> MessageFile:
@@ -131,27 +126,14 @@ class World:
         return file
 
     async def expiry(self, retention: Retention | None = None) -> Expiry:
-        index = await KeyIndexService.open(
-            INDEX, self.store, self.shelf, lambda: self.now_ms, IndexSizes(5, 8)
-        )
+        index = await open_index(self.store, self.shelf, IndexSizes(5, 8), lambda: self.now_ms)
         return Expiry(self.files, index, self.keeper, lambda: self.now_ms, retention or Retention())
 
     async def restart(self) -> None:
         self.keeper = self.keeper.after_restart()
-        self.store.steps = self.steps = Steps()
+        self.store.steps = self.keeper.steps = self.steps = Steps()
         for queue in tuple(self.files):
             await self.file(queue)
-
-
-def stored(offset: int, stored_ms: int) -> bytes:
-    message = Message(
-        topic="t",
-        body=b"%05d" % offset,
-        queue_offset=offset,
-        store_timestamp_ms=stored_ms,
-        properties={},
-    )
-    return encode_message(message)
 
 
 async def fill(file: MessageFile, count: int, first_ms: int, step_ms: int = HOUR_MS) -> None:
@@ -160,7 +142,7 @@ async def fill(file: MessageFile, count: int, first_ms: int, step_ms: int = HOUR
         await file.init_offset(0)
     first = file.append_offset
     for offset in range(first, first + count):
-        data = stored(offset, first_ms + (offset - first) * step_ms)
+        data = stored(offset, stored_ms=first_ms + (offset - first) * step_ms)
         assert await file.append(data, 0) is AppendResult.SUCCESS
         assert await file.commit()
 

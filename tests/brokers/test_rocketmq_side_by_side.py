@@ -17,15 +17,15 @@ from streammeta.brokers.rocketmq.cluster.cluster_metadata import ClusterKeeper, 
 from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore
 from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
 from streammeta.client import KeyValues, OpenedStream, Outcomes
 from streammeta.client.controllers.methods import DELETE_KVS, PUT_KVS
 from streammeta.client.errors import StreamFencedError
 from streammeta.v1 import kv_pb2
+from tests.conformance.rocketmq_files import NOW_MS, open_index
 from tests.kit.memory_keys import MemoryControllers
 from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf
 
-NOW_MS = 1_700_000_000_000
 _PLACE = ("path", SegmentType.COMMIT_LOG, 0)
 
 
@@ -58,9 +58,7 @@ async def test_an_index_file_is_uploaded_once_and_is_local_no_more(seed: int) ->
     """Two checkpoints and an expiry at once: each file is in one place, or expired."""
     rng = random.Random(seed)
     shelf, store = SlowShelf(rng=rng), MemorySegmentStore()
-    index = await KeyIndexService.open(
-        "broker/index", store, shelf, lambda: NOW_MS, IndexSizes(slots=4, max_items=3)
-    )
+    index = await open_index(store, shelf, IndexSizes(slots=4, max_items=3))
     for at in range(12):
         index.put("topic", 1, 0, [f"k{at}"], at, 10, NOW_MS)
 

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalQueue
 from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import CommitLogFile, FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, FlatFilePlace
-from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
+from streammeta.brokers.rocketmq.segments.storage import SegmentStore, SegmentWriteError, TimeBounds
 from tests.kit.clock import ManualClock
-from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore
+from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore, MemoryShelf
 
 NOW_MS = 1_700_000_000_000
 QUEUE = Queue("broker", "TopicTest", 0)
+INDEX_PATH = "broker/rmq_sys_INDEX/0"
+
+
+async def open_index(
+    store: SegmentStore,
+    shelf: MemoryShelf | None = None,
+    sizes: IndexSizes | None = None,
+    now_ms: Callable[[], int] = lambda: NOW_MS,
+) -> KeyIndexService:
+    """Open the key index of a broker."""
+    chosen = sizes or IndexSizes(50, 50_000)
+    return await KeyIndexService.open(INDEX_PATH, store, shelf or MemoryShelf(), now_ms, chosen)
 
 
 class FailingSegment(MemorySegment):
-    """A segment whose writes fail on demand, after or before they have happened."""
+    """A segment whose writes fail, or wait, on demand."""
 
     fails = False
-    keeps_bytes = False
     size_known = True
 
     def __init__(self, data: bytes = b"") -> None:
@@ -36,10 +50,9 @@ class FailingSegment(MemorySegment):
         self.began.set()
         if self.waits is not None:
             await self.waits.wait()
-        if not self.fails or self.keeps_bytes:
-            await super().write(position, data, times)
         if self.fails:
             raise SegmentWriteError("told to fail")
+        await super().write(position, data, times)
 
 
 @dataclass
@@ -62,3 +75,22 @@ class FileWorld:
 
     def message_file(self, queue: Queue = QUEUE) -> MessageFile:
         return MessageFile(self.place, queue, FileSizes(1 << 20, 20 * 1000))
+
+    async def dispatcher(
+        self,
+        local: LocalQueue,
+        groups: GroupCommit | None = None,
+        file: MessageFile | None = None,
+        *,
+        is_filtered: bool = False,
+    ) -> Dispatcher:
+        """Return a dispatcher of a local queue, with a key index of its own."""
+        return Dispatcher(
+            local,
+            file or self.message_file(),
+            await open_index(self.store),
+            7,
+            lambda: self.clock.now_ms,
+            groups or GroupCommit(),
+            lambda _: is_filtered,
+        )

@@ -17,6 +17,7 @@ from streammeta.brokers.rocketmq.formats.key_index import (
     query_compacted,
 )
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
+from tests.conformance.rocketmq_files import open_index
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape
@@ -309,9 +310,8 @@ class ServiceWorld(World):
         self.firsts: list[int] = []
 
     async def open_again(self) -> None:
-        path = "b/rmq_sys_INDEX/0"
-        self.service = await KeyIndexService.open(
-            path, self.store, self.shelf, lambda: self.clock.now_ms, self._sizes
+        self.service = await open_index(
+            self.store, self.shelf, self._sizes, lambda: self.clock.now_ms
         )
         self.firsts.append(self.service.begins_ms[0])
 

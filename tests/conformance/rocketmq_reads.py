@@ -11,21 +11,18 @@ from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalM
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchResult, FetchStatus, ReadAhead
 from streammeta.brokers.rocketmq.formats.message import java_hash
 from streammeta.brokers.rocketmq.formats.metadata import Queue
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import StoredMessage
-from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FileWorld
+from tests.conformance.rocketmq_files import QUEUE, FileWorld, open_index
 from tests.conformance.rocketmq_flat_files import append_stored
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import AnyOf, Keyed
 from tests.conformance.shape_sentences import Clause, number_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape
 from tests.conformance.shape_worlds import World, run_steps, verb
-from tests.kit.memory_stores import MemoryShelf
 
 STORED_MS = 11
 """Time at which messages were stored, where a scenario says none."""
 UNKNOWN = Queue("broker", "Unknown", 0)
-_INDEX_PATH = "broker/rmq_sys_INDEX/0"
 
 
 @dataclass
@@ -62,21 +59,9 @@ class DispatchWorld(World):
     ) -> DispatchWorld:
         files = FileWorld()
         files.clock.now_ms = local.stored_ms
-        clock = files.clock
-        index = await KeyIndexService.open(
-            _INDEX_PATH, files.store, MemoryShelf(), lambda: clock.now_ms, IndexSizes(5, 1000)
-        )
-        dispatcher = Dispatcher(
-            local,
-            files.message_file(),
-            index,
-            7,
-            lambda: clock.now_ms,
-            groups=groups,
-            is_filtered=lambda _: filtered,
-        )
+        dispatcher = await files.dispatcher(local, groups, is_filtered=filtered)
         world = cls(local, dispatcher)
-        world._clock = clock
+        world._clock = files.clock
         return world
 
     _clock: Any = None
@@ -232,9 +217,7 @@ async def _fetcher(given: Given, limits: ReadAhead | None, tags: str) -> Fetcher
     world = FileWorld()
     file = world.message_file()
     await file.init_offset(first)
-    index = await KeyIndexService.open(
-        _INDEX_PATH, world.store, MemoryShelf(), lambda: NOW_MS, IndexSizes(5, 1000)
-    )
+    index = await open_index(world.store)
     for offset in range(first, end):
         await append_stored(file, offset, stored, _tags_code(tags, offset, first))
         if key:
