@@ -22,9 +22,8 @@ from streammeta.brokers.kafka.service import server as module
 from streammeta.brokers.kafka.service.server import KafkaServer
 from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_batches import Rec, make_batch
-from tests.kit.kafka_brokers import KafkaBrokers
+from tests.kit.kafka_brokers import KafkaBrokers, running_brokers
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
-from tests.kit.real_cluster import FAST, running_cluster
 from tests.kit.waiting import wait_until
 
 _TOPIC = "honest"
@@ -35,13 +34,9 @@ _MIB = 1024 * 1024
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrokers]:
-    with running_cluster(tmp_path_factory.mktemp("hostile"), 1, FAST) as cluster:
-        found = KafkaBrokers(cluster)
-        try:
-            found.start(1)
-            yield found
-        finally:
-            found.stop()
+    with running_brokers(tmp_path_factory.mktemp("hostile")) as found:
+        found.start(1)
+        yield found
 
 
 def _batch(**fields: Any) -> bytes:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import Child
-from tests.kit.kafka_brokers import KafkaBrokers, result_of
-from tests.kit.real_cluster import FAST, leader_of, running_cluster
+from tests.kit.kafka_brokers import KafkaBrokers, result_of, running_brokers
+from tests.kit.real_cluster import leader_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(880)]
 
@@ -23,12 +23,8 @@ _RESTARTED_AFTER = 0.3
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[KafkaBrokers]:
-    with running_cluster(tmp_path, 3, FAST) as cluster:
-        found = KafkaBrokers(cluster)
-        try:
-            yield found
-        finally:
-            found.stop()
+    with running_brokers(tmp_path, 3) as found:
+        yield found
 
 
 def _wait_for(client: Child, count: int) -> None:

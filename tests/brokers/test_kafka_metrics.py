@@ -12,8 +12,7 @@ from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.brokers.kafka.protocol.tally import API_NAMES, BrokerTally
 from streammeta.brokers.kafka.protocol.wire import SERVED
 from streammeta.brokers.kafka.service.state import LEADER_SILENT_MAX_S, VIEW_AGE_MAX_S, BrokerState
-from tests.kit.kafka_brokers import KafkaBrokers, result_of
-from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.kafka_brokers import KafkaBrokers, result_of, running_brokers
 from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get, samples
 
@@ -22,12 +21,8 @@ HTTP = ("--http-listen", "127.0.0.1:0")
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[KafkaBrokers]:
-    with running_cluster(tmp_path, 1, FAST) as cluster:
-        found = KafkaBrokers(cluster)
-        try:
-            yield found
-        finally:
-            found.stop()
+    with running_brokers(tmp_path) as found:
+        yield found
 
 
 def scraped(address: str) -> dict[str, float]:

@@ -20,9 +20,9 @@ from scripts.benchmarks.peers.apache_kafka import class_path, missing, running_k
 from streammeta.cli.local.local_cluster import start_child
 from tests.brokers.kafka_operations import Operation, Operations
 from tests.brokers.kafka_wire_script import Script
-from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of
+from tests.kit.kafka_brokers import CLIENTS, client_in_go, result_of, running_brokers
 from tests.kit.kafka_wire import WireClient
-from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.real_cluster import FAST
 from tests.kit.tools import program
 
 pytestmark = [
@@ -82,12 +82,8 @@ _RUNS: dict[str, Run] = {
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Addresses of a broker of this product, and of Apache Kafka."""
     root = tmp_path_factory.mktemp("compared")
-    with running_kafka(root / "kafka") as (kafka, _), running_cluster(root, 1, _OPTIONS) as cluster:
-        brokers = KafkaBrokers(cluster)
-        try:
-            yield brokers.start(1), kafka
-        finally:
-            brokers.stop()
+    with running_kafka(root / "kafka") as (kafka, _), running_brokers(root, 1, _OPTIONS) as brokers:
+        yield brokers.start(1), kafka
 
 
 @pytest.mark.parametrize("client", _RUNS)

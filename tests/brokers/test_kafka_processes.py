@@ -18,6 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.cli.local.local_cluster import (
     PROGRAM,
+    Child,
     LocalCluster,
     free_ports,
     start_child,
@@ -26,9 +27,9 @@ from streammeta.cli.local.local_cluster import (
 from streammeta.client.parts import ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
-from tests.kit.kafka_brokers import KafkaBrokers, result_of
-from tests.kit.kafka_wire import WireClient
-from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.kafka_brokers import KafkaBrokers, result_of, running_brokers
+from tests.kit.kafka_wire import WireClient, framed
+from tests.kit.real_cluster import FAST
 from tests.kit.waiting import until, wait_until
 
 pytestmark = pytest.mark.process
@@ -38,12 +39,8 @@ _OPTIONS = (*FAST, "--session-timeout-ms", "1500")
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[KafkaBrokers]:
-    with running_cluster(tmp_path, 1, _OPTIONS) as cluster:
-        found = KafkaBrokers(cluster)
-        try:
-            yield found
-        finally:
-            found.stop()
+    with running_brokers(tmp_path, options=_OPTIONS) as found:
+        yield found
 
 
 @pytest.mark.parametrize("client", ["confluent", "kafka_python", "aiokafka"])
@@ -70,24 +67,32 @@ def test_transactions_are_refused_once_and_for_all(brokers: KafkaBrokers, client
     assert answer == {"error": _REFUSED_FOR_GOOD[client]}
 
 
-@pytest.mark.parametrize("end", ["kill", "stop"])
-def test_nothing_acknowledged_is_lost_when_a_broker_ends(brokers: KafkaBrokers, end: str) -> None:
+_NOTHING_LOST = {
+    "failed": [],
+    "left": 0,
+    "unplaced": 0,
+    "lost": [],
+    "acknowledged": 2000,
+    "seen": 2000,
+    "same": True,
+    "in_order": True,
+}
+
+
+def _produce_over_two(brokers: KafkaBrokers) -> tuple[Child, list[str]]:
+    """Return a client that has produced a quarter of its records, and two brokers' addresses."""
     addresses = [brokers.start(node_id) for node_id in (1, 2)]
     client = brokers.run("failover_script.py", ",".join(addresses), "moved", "2000")
     while client.read_line() != "produced 500":
         assert client.is_running, client.log_tail()
+    return client, addresses
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_nothing_acknowledged_is_lost_when_a_broker_ends(brokers: KafkaBrokers, end: str) -> None:
+    client, _ = _produce_over_two(brokers)
     getattr(brokers.children[1], end)()
-    answer = result_of(client)
-    assert answer == {
-        "failed": [],
-        "left": 0,
-        "unplaced": 0,
-        "lost": [],
-        "acknowledged": 2000,
-        "seen": 2000,
-        "same": True,
-        "in_order": True,
-    }
+    assert result_of(client) == _NOTHING_LOST
 
 
 def _leaders(address: str, topic: str) -> set[int]:
@@ -96,25 +101,12 @@ def _leaders(address: str, topic: str) -> set[int]:
 
 
 def test_broker_that_was_replaced_while_it_stood_still_joins_again(brokers: KafkaBrokers) -> None:
-    addresses = [brokers.start(node_id) for node_id in (1, 2)]
-    client = brokers.run("failover_script.py", ",".join(addresses), "moved", "2000")
-    while client.read_line() != "produced 500":
-        assert client.is_running, client.log_tail()
+    client, addresses = _produce_over_two(brokers)
     process = psutil.Process(brokers.children[1].pid)
     process.suspend()
     wait_until(lambda: _leaders(addresses[1], "moved") == {2}, "the other to lead everything")
     process.resume()
-    answer = result_of(client)
-    assert answer == {
-        "failed": [],
-        "left": 0,
-        "unplaced": 0,
-        "lost": [],
-        "acknowledged": 2000,
-        "seen": 2000,
-        "same": True,
-        "in_order": True,
-    }
+    assert result_of(client) == _NOTHING_LOST
     wait_until(lambda: _leaders(addresses[0], "moved") == {1, 2}, "the first to lead again")
     assert process.is_running()
 
@@ -170,10 +162,6 @@ def _exchange(address: str, frame: bytes) -> bytes:
         return found
 
 
-def _framed(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
-
-
 async def _partition_streams(cluster: LocalCluster) -> list[int]:
     async with ControllerClient(cluster.endpoints) as client:
         return [one.stream_id async for one in client.describe_streams() if "0" in one.tags]
@@ -212,10 +200,10 @@ _HOSTILE = {
     "huge": b"\x7f\xff\xff\xff",
     "negative": b"\xff\xff\xff\xff",
     "tiny": b"\x00\x00\x00\x02ab",
-    "unknown API": _framed(b"\x03\xe7\x00\x00\x00\x00\x00\x01\xff\xff"),
-    "array": _framed(b"\x00\x03\x00\x08\x00\x00\x00\x01\xff\xff\x7f\xff\xff\xff"),
-    "old produce": _framed(b"\x00\x00\x00\x02\x00\x00\x00\x01\xff\xff"),
-    "cut": _framed(b"\x00\x00\x00\x08\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff\x00\x00"),
+    "unknown API": framed(b"\x03\xe7\x00\x00\x00\x00\x00\x01\xff\xff"),
+    "array": framed(b"\x00\x03\x00\x08\x00\x00\x00\x01\xff\xff\x7f\xff\xff\xff"),
+    "old produce": framed(b"\x00\x00\x00\x02\x00\x00\x00\x01\xff\xff"),
+    "cut": framed(b"\x00\x00\x00\x08\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff\x00\x00"),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
 }
 
@@ -252,7 +240,7 @@ def test_batch_that_expands_to_much_is_kept_as_it_came(brokers: KafkaBrokers) ->
 
 def test_hostile_frame_ends_its_own_connection(brokers: KafkaBrokers) -> None:
     address = brokers.start(1)
-    versions = _framed(b"\x00\x12\x00\x09\x00\x00\x00\x07\xff\xff")
+    versions = framed(b"\x00\x12\x00\x09\x00\x00\x00\x07\xff\xff")
     for name, frame in _HOSTILE.items():
         assert _exchange(address, frame) == b"", name
         answer = _exchange(address, versions)

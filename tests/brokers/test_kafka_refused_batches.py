@@ -49,8 +49,8 @@ def _request(records: bytes) -> Request:
     return read_request(request_bytes(0, 8, tree))
 
 
-async def _leader(streams: MemoryStreams | None = None) -> Leader:
-    streams = streams or MemoryStreams()
+async def _leader() -> Leader:
+    streams = MemoryStreams()
     meta_id = await create_meta_stream(streams, "topic", 0)
     return Leader(await open_log(streams, meta_id, 0, partition_tags("topic", 0)))
 
@@ -71,20 +71,6 @@ async def test_what_was_sent_behind_a_refused_batch_is_refused_until_that_comes_
     answers = [await leader.produce(_batch(first)) for first in (0, 10, 20, 30, 40)]
     assert answers == [(Code.NONE, first) for first in (0, 10, 20, 30, 40)]
     assert len(leader.refused) == 0
-
-
-async def test_batch_of_a_log_that_failed_is_not_overtaken_when_it_is_open_again() -> None:
-    streams = MemoryStreams()
-    leader = await _leader(streams)
-    leader.open()
-    streams.holds_back = True
-    producing = await record_calls.produce(cast(Broker, leader), _request(_batch(0)))
-    streams.pending[-1].future.set_exception(OSError("the store is gone"))
-    tree: Any = await producing
-    assert tree["responses"][0]["partition_responses"][0]["error_code"] == _REFUSED[0]
-    leader.log = (await _leader())._log
-    assert await leader.produce(_batch(10)) == _REFUSED
-    assert await leader.produce(_batch(0)) == (Code.NONE, 0)
 
 
 async def test_others_are_not_kept_back() -> None:

@@ -23,9 +23,9 @@ from streammeta.brokers.kafka.service.server import KafkaServer
 from streammeta.brokers.kafka.service.users import Users, parse_users, user_entry
 from streammeta.cli.local.local_cluster import start_child, tls_words
 from tests.kit.certificates import Authority
-from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of
+from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of, running_brokers
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
-from tests.kit.real_cluster import FAST, running_cluster, streammeta
+from tests.kit.real_cluster import streammeta
 from tests.kit.tools import needs, program
 
 pytestmark = pytest.mark.process
@@ -50,12 +50,8 @@ class Guarded:
 
 @contextmanager
 def _guarded(root: Path, *options: str) -> Iterator[Guarded]:
-    with running_cluster(root, 1, FAST) as cluster:
-        brokers = KafkaBrokers(cluster)
-        try:
-            yield Guarded(brokers, root, *options)
-        finally:
-            brokers.stop()
+    with running_brokers(root) as brokers:
+        yield Guarded(brokers, root, *options)
 
 
 @pytest.fixture(scope="module")

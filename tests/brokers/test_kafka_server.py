@@ -1,4 +1,4 @@
-"""Connections of clients at a server without a broker: order, authentication, bounds, memory."""
+"""Connections at a server without a broker: order, authentication, bounds, memory, closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streammeta.brokers.kafka.service.server import (
 from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_wire import framed, request_bytes
 
-_LIST_GROUPS = (16, 0)
+_LIST_GROUPS, _SYNC_GROUP = (16, 0), (14, 0)
 _HANDSHAKE, _TOKEN = (17, 1), (36, 1)
 
 
@@ -93,14 +93,28 @@ class Peer:
         self.ask(2, _TOKEN, {"auth_bytes": b"\0alice\0" + password.encode()})
 
 
+class CountingServer(KafkaServer):
+    """Counts the frames that it has read."""
+
+    frames = 0
+    news: asyncio.Event
+
+    async def _read_frame(self, reader: asyncio.StreamReader, size: int) -> bytes:
+        frame = await super()._read_frame(reader, size)
+        self.frames += 1
+        self.news.set()
+        return frame
+
+
 class Place:
     """A server, its calls, and connections to it."""
 
     def __init__(self, users: Users | None) -> None:
         broker = cast(Broker, None)
-        self.server = KafkaServer(broker, Groups(broker), users)
+        self.server = CountingServer(broker, Groups(broker), users)
         self.calls = Calls()
-        self.server._calls = {_LIST_GROUPS[0]: self.calls.call}
+        self.server.news = self.calls.news
+        self.server._calls = dict.fromkeys((_LIST_GROUPS[0], _SYNC_GROUP[0]), self.calls.call)
         self.address: Any = None
 
     @asynccontextmanager
@@ -258,3 +272,65 @@ async def test_a_stranger_that_says_nothing_is_sent_away(
     async with _place(users) as place, place.peer() as peer:
         assert await peer.ends() == b""
         assert place.server.connections == 0
+
+
+# ---- a server that closes ----
+
+
+async def _closing(place: Place) -> asyncio.Task[None]:
+    await place.calls.until(lambda: place.calls.begun == [1])
+    closing = asyncio.create_task(place.server.close())
+    await asyncio.sleep(0)
+    return closing
+
+
+async def test_begun_request_is_answered_before_its_connection_ends() -> None:
+    async with _place() as place, place.peer() as peer:
+        peer.ask(1)
+        closing = await _closing(place)
+        place.calls.released[1].set()
+        assert await peer.answered() == 1
+        assert await peer.ends() == b""
+        await closing
+
+
+async def test_request_is_not_begun_once_the_server_closes() -> None:
+    async with _place() as place, place.peer() as peer:
+        peer.ask(1)
+        closing = await _closing(place)
+        peer.ask(2)
+        await peer.writer.drain()
+        await place.calls.until(lambda: place.server.frames == 2)
+        place.calls.released[1].set()
+        await closing
+        assert await peer.answered() == 1
+        assert await peer.ends() == b""
+        assert place.calls.begun == [1]
+        assert place.server._request_memory == 0
+
+
+async def test_requests_that_wait_for_others_do_not_hold_up_the_end() -> None:
+    async with _place() as place, place.peer() as peer:
+        sync = {"group_id": "g", "generation_id": 1, "member_id": "m", "assignments": []}
+        peer.ask(1, _SYNC_GROUP, sync)
+        await (await _closing(place))
+        assert await peer.ends() == b""
+        assert not place.calls.released[1].is_set()
+
+
+async def test_answers_that_do_not_come_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.01)
+    async with _place() as place, place.peer() as peer:
+        peer.ask(1)
+        await (await _closing(place))
+        assert await peer.ends() == b""
+
+
+async def test_client_that_leaves_is_owed_nothing() -> None:
+    async with _place() as place, place.peer() as peer:
+        peer.ask(1)
+        await place.calls.until(lambda: place.calls.begun == [1])
+        peer.writer.close()
+        await place.server.close()
+        assert not place.calls.released[1].is_set()
+        assert not place.server._unanswered

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.kafka_brokers import KafkaBrokers
-from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.kafka_brokers import running_brokers
 
 _ROOT = Path(__file__).parents[2]
 _SUITES = _ROOT / ".tools" / "kafka-suites"
@@ -48,12 +47,8 @@ def _listed(suite: str) -> set[str]:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    with running_cluster(tmp_path, 1, FAST) as cluster:
-        brokers = KafkaBrokers(cluster)
-        try:
-            yield brokers.start(1, "--linger", "1ms")
-        finally:
-            brokers.stop()
+    with running_brokers(tmp_path) as brokers:
+        yield brokers.start(1, "--linger", "1ms")
 
 
 def _run(command: list[str], folder: Path, log: Path, variables: Mapping[str, str]) -> str:

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.kit.kafka_brokers import KafkaBrokers
-from tests.kit.real_cluster import STEADY, running_cluster
+from tests.kit.kafka_brokers import KafkaBrokers, running_brokers
+from tests.kit.real_cluster import STEADY
 from tests.kit.traces import Collector, collecting
 from tests.kit.waiting import wait_until
 
@@ -31,12 +31,8 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def brokers(tmp_path: Path, collector: Collector) -> Iterator[KafkaBrokers]:
-    with running_cluster(tmp_path, 1, (*STEADY, "--tracing")) as cluster:
-        found = KafkaBrokers(cluster)
-        try:
-            yield found
-        finally:
-            found.stop()
+    with running_brokers(tmp_path, options=(*STEADY, "--tracing")) as found:
+        yield found
 
 
 def produce(address: str, value: bytes) -> None:

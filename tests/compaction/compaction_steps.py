@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar, cast
@@ -19,6 +19,7 @@ import grpc
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.storage.object_store.protocol.calls import StoreMetrics
+from tests.kit.local_calls import LocalServices, Trailer
 
 ResultT = TypeVar("ResultT")
 
@@ -239,59 +240,25 @@ def stepped(store: ObjectStore, made: Callable[[str, Callable[[], Any]], Any]) -
     return cast(ObjectStore, SteppedStore(store, made))
 
 
-class DirectContext:
-    """What a servicer is told of a call without a network; ending the call raises in the caller."""
-
-    def __init__(self, metadata: Sequence[tuple[str, str]] | None) -> None:
-        self._metadata = metadata or ()
-        self.trailer: Sequence[tuple[str, str]] = ()
-
-    def time_remaining(self) -> float | None:
-        return None
-
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        return {"transport_security_type": (b"insecure",)}
-
-    def peer(self) -> str:
-        return "in-process"
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        return self._metadata
-
-    def set_trailing_metadata(self, trailer: Sequence[tuple[str, str]]) -> None:
-        self.trailer = trailer
-
-    async def abort(
-        self, code: grpc.StatusCode, message: str, trailer: Sequence[tuple[str, Any]] = ()
-    ) -> None:
-        raise grpc.aio.AioRpcError(
-            code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer), details=message
-        )
-
-
-Handler = Callable[[bytes, Any], Awaitable[Any]]
-
-
 @dataclass
 class DirectCall:
-    context: DirectContext
-    answer: Awaitable[Any]
+    answered: Awaitable[tuple[bytes, Trailer]]
     response_deserializer: Callable[[bytes], Any]
+    trailer: Trailer = ()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        answer = yield from self.answer.__await__()
-        data = answer if isinstance(answer, bytes) else answer.SerializeToString()
+        data, self.trailer = yield from self.answered.__await__()
         return self.response_deserializer(data)
 
-    async def trailing_metadata(self) -> Sequence[tuple[str, str]]:
-        return self.context.trailer
+    async def trailing_metadata(self) -> Trailer:
+        return self.trailer
 
 
 class DirectChannel:
     """A connection to handlers in the same process; each call is a step."""
 
-    def __init__(self, handlers: Mapping[str, Handler], steps: Steps) -> None:
-        self._handlers = handlers
+    def __init__(self, services: LocalServices, steps: Steps) -> None:
+        self._services = services
         self._steps = steps
 
     def unary_unary(
@@ -300,15 +267,10 @@ class DirectChannel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
     ) -> Callable[..., Awaitable[Any]]:
-        handler = self._handlers[path]
-
-        def send(
-            request: Any, timeout: float | None = None, metadata: Sequence[tuple[str, str]] = ()
-        ) -> DirectCall:
-            context = DirectContext(metadata)
-            data = request_serializer(request)
-            answer = self._steps.awaited(path.rpartition("/")[2], lambda: handler(data, context))
-            return DirectCall(context, answer, response_deserializer)
+        def send(request: Any, timeout: float | None = None, **_: Any) -> DirectCall:
+            data, name = request_serializer(request), path.rpartition("/")[2]
+            answered = self._steps.awaited(name, lambda: self._services.answer(path, data))
+            return DirectCall(answered, response_deserializer)
 
         return send
 

@@ -44,11 +44,12 @@ from streammeta.storage.object_format.object_key import (
 )
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import admin_pb2
-from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
+from tests.compaction.compaction_steps import DirectChannel, Steps
 from tests.fake_bucket import FAKE_UUID
 from tests.kit.built_objects import BuiltObject, ObjectBuilder
 from tests.kit.clock import ManualClock
 from tests.kit.grpc_servers import served
+from tests.kit.local_calls import LocalServices
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
@@ -394,11 +395,7 @@ class LeadingMap:
         self.sessions = Sessions(SESSION_TIMEOUT_MS)
         self.sessions.lead(self.clock.monotonic_ms())
         self._generic = self._handlers()
-        self._direct: dict[str, Handler] = {
-            path: handler.unary_unary
-            for generic in self._generic
-            for path, handler in cast(Any, generic)._method_handlers.items()
-        }
+        self._direct = LocalServices(self._generic)
         self._request_ids = itertools.count()
 
     async def write(self, request: WriteRequest) -> Any:

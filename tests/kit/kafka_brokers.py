@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streammeta.cli.local.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from tests.kit.real_cluster import FAST, running_cluster
 from tests.kit.warm_start import start_warm
 
 CLIENTS = Path(__file__).parents[1] / "brokers" / "clients"
@@ -66,6 +69,19 @@ class KafkaBrokers:
         """Stop every broker."""
         for child in self.children.values():
             child.stop()
+
+
+@contextmanager
+def running_brokers(
+    root: Path, voters: int = 1, options: Sequence[str] = FAST
+) -> Iterator[KafkaBrokers]:
+    """Run controllers, and stop the brokers that are started over them in the end."""
+    with running_cluster(root, voters, options) as cluster:
+        brokers = KafkaBrokers(cluster)
+        try:
+            yield brokers
+        finally:
+            brokers.stop()
 
 
 def client_in_go() -> str:
