@@ -22,7 +22,6 @@ from streammeta.brokers.kafka.groups.groups import INITIAL_DELAY_MS
 from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.brokers.kafka.protocol.wire import write_response
 from streammeta.brokers.kafka.service.server import _calls
-from streammeta.v1 import kv_pb2
 from tests.kit.kafka_batches import plain
 from tests.kit.kafka_cluster import Cluster, lead_topic, opened, request_of
 from tests.kit.kafka_wire import read_answer
@@ -279,17 +278,7 @@ async def test_a_look_alters_nothing_and_a_lost_race_is_noticed(place: Place) ->
     assert await place.settings() == {}
     topic = place.broker.view.topics["t"]
 
-    def grow_beside() -> None:
-        place.cluster.controllers._put_item(
-            kv_pb2.KVToPut(
-                namespace=place.cluster.keys.namespace,
-                key=topic_key("t"),
-                value=b'{"id":"%s","partitions":9,"configs":{}}' % topic.topic_id.encode(),
-                overwrite=True,
-            )
-        )
-
-    place.cluster.controllers.before["PutKVs"] = grow_beside
+    place.cluster.grow_before_next(topic)
     code, _ = await place.alter(("retention.ms", _SET, "5"))
     assert code == Code.REQUEST_TIMED_OUT
     assert place.broker.view.topics["t"].partitions == 9

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from streammeta.brokers.kafka.calls import topic_calls
+from streammeta.brokers.kafka.cluster import broker as module
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import ClusterView, Leader, read_view
 from streammeta.brokers.kafka.cluster.deleted_topics import NOTE_KEPT_MS, delete_streams_of_deleted
@@ -17,12 +18,14 @@ from streammeta.brokers.kafka.cluster.takeover import close_streams_of
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.partition.errors import PartitionFailedError
 from streammeta.client import NodeIdentity
+from streammeta.client.errors import ControllerUnavailableError
 from streammeta.client.parts import BrokerSession
 from streammeta.storage.cluster_files.wal_config import NO_LOG
-from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
+from streammeta.v1 import nodes_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED
 from tests.kit.kafka_batches import plain
 from tests.kit.kafka_cluster import Client, Cluster, asked, lead_topic, node, opened
+from tests.kit.kafka_wire import metadata_tree
 from tests.kit.memory_keys import MemoryControllers
 
 _FENCED = nodes_pb2.NODE_STATE_FENCED
@@ -58,15 +61,7 @@ async def test_no_producer_id_is_given_out_twice() -> None:
     taken = [await here.next_producer_id(), await there.next_producer_id()]
     here._producer_ids = range(0)
 
-    def reserve_beside() -> None:
-        (at,) = [key for key in cluster.controllers.stored if key[1] == "producer-ids"]
-        cluster.controllers._put_item(
-            kv_pb2.KVToPut(
-                namespace=at[0], key=at[1], value=(3000).to_bytes(8, "big"), overwrite=True
-            )
-        )
-
-    cluster.controllers.before["PutKVs"] = reserve_beside
+    cluster.put_before_next("producer-ids", (3000).to_bytes(8, "big"))
     taken += [await here.next_producer_id() for _ in range(3)]
     assert taken == [0, 1000, 3000, 3001, 3002]
 
@@ -201,14 +196,7 @@ async def test_a_leader_that_another_broker_named_meanwhile_stays() -> None:
     await cluster.join(2)
     place = leader_key(topic.topic_id, 0)
 
-    def name_beside() -> None:
-        cluster.controllers._put_item(
-            kv_pb2.KVToPut(
-                namespace=cluster.keys.namespace, key=place, value=b'{"leader":2,"epoch":9}'
-            )
-        )
-
-    cluster.controllers.before["PutKVs"] = name_beside
+    cluster.put_before_next(place, b'{"leader":2,"epoch":9}')
     await broker.refresh()
     assert broker.view.leaders[topic.topic_id, 0].node_id == 2
     assert (await cluster.keys.list(place))[""][0] == {"leader": 2, "epoch": 9}
@@ -361,18 +349,8 @@ async def test_a_topic_only_grows_and_not_over_a_change_of_another_broker() -> N
     assert await _grow(broker, 3) is Code.NONE
     assert broker.view.topics["t"].partitions == 3
 
-    def grow_beside() -> None:
-        cluster.controllers._put_item(
-            kv_pb2.KVToPut(
-                namespace=cluster.keys.namespace,
-                key=topic_key("t"),
-                value=b'{"id":"%s","partitions":9,"configs":{}}' % topic.topic_id.encode(),
-                overwrite=True,
-            )
-        )
-
     await opened(broker)
-    cluster.controllers.before["PutKVs"] = grow_beside
+    cluster.grow_before_next(topic)
     assert await _grow(broker, 4) is Code.REQUEST_TIMED_OUT
     assert broker.view.topics["t"].partitions == 9
     await opened(broker)
@@ -385,17 +363,108 @@ async def test_metadata_names_no_leader_that_is_gone() -> None:
     await cluster.join(1)
     other = await cluster.join(2)
     await other.refresh()
-    wanted = {
-        "allow_auto_topic_creation": False,
-        "include_cluster_authorized_operations": False,
-        "include_topic_authorized_operations": False,
-    }
-    tree = {**wanted, "topics": None}
+    tree = metadata_tree(creates=False)
     answer = await asked(other, topic_calls.metadata, (3, 8), tree)
     (row,) = answer["topics"][0]["partitions"]
     assert (row["error_code"], row["leader_id"]) == (Code.LEADER_NOT_AVAILABLE, -1)
     assert not row["isr_nodes"]
-    absent = {**wanted, "topics": [{"name": "absent"}]}
+    absent = metadata_tree("absent", creates=False)
     answer = await asked(other, topic_calls.metadata, (3, 8), absent)
     assert answer["topics"][0]["error_code"] is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert topic_key("absent") not in cluster.controllers.names()
+
+
+# ---- ends and pauses ----
+
+
+@pytest.mark.parametrize("controllers", ["refuse", "are silent"])
+async def test_a_broker_ends_without_its_controllers_and_names_what_is_not_committed(
+    controllers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
+    cluster, _, broker = await lead_topic(partitions=2)
+    logs = [broker.log_of("t", partition) for partition in range(2)]
+    client = cast(Client, broker.client)
+    client.holds_back = True  # nothing is committed any more
+    await logs[1].append(plain("a", "b"))
+    if controllers == "refuse":
+        cluster.controllers.failure = ControllerUnavailableError("PutKVs", 30.0, {})
+    else:
+        cluster.controllers.held = asyncio.Event()
+    await broker.close()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "with 2 partitions not closed" in message
+    assert "t-0, t-1 (2 uncommitted offsets)" in message
+    assert not any(log.is_writable for log in logs)
+
+
+async def test_a_broker_that_closes_in_good_order_names_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster, _, broker = await lead_topic(partitions=3)
+    await broker.close()
+    assert not caplog.records
+    assert "broker/1" not in cluster.controllers.names()
+
+
+async def test_one_partition_that_can_not_be_closed_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.2)
+    cluster, _, broker = await lead_topic(partitions=3)
+    stuck, *others = (broker.log_of("t", partition) for partition in range(3))
+    await stuck._appending.acquire()
+    await broker.close()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "with 1 partitions not closed" in message
+    for log in others:
+        assert not any(cluster.table.streams[stream_id].is_open for stream_id in log.stream_ids)
+
+
+# -- time that is lost
+
+
+async def test_a_broker_that_was_silent_keeps_what_nobody_took_over() -> None:
+    """It reads the view before its next heartbeat is answered: it is fenced there by time alone."""
+    cluster, _, broker = await lead_topic()
+    log = broker.log_of("t", 0)
+    cluster.controllers.nodes = [node(1, state=_FENCED)]
+    await opened(broker)
+    assert broker.log_of("t", 0) is log
+    assert log.is_writable
+    assert (await cluster.keys.list(leader_key("id-t", 0)))[""][0] == {"leader": 1, "epoch": 0}
+    await (await log.append(plain("a"))).durable
+
+
+async def test_a_broker_that_was_silent_gives_up_what_others_were_appointed_to() -> None:
+    cluster, topic, broker = await lead_topic()
+    log = broker.log_of("t", 0)
+    await cluster.join(2)
+    cluster.controllers.nodes = [node(1, state=_FENCED), node(2)]
+    await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 1).document()})
+    await broker.refresh()
+    assert not log.is_writable
+    assert not broker.logs
+
+
+@pytest.mark.parametrize(
+    "said", [{"failover": True}, {"departed": True}, {"node_epoch": 2, "state": _FENCED}]
+)
+async def test_a_process_that_was_released_or_replaced_does_not_resume(said: Any) -> None:
+    cluster, _, broker = await lead_topic()
+    cluster.controllers.nodes = [node(1, **said)]
+    await broker.refresh()
+    assert not broker.view.brokers
+    assert not broker.logs
+
+
+async def test_a_silent_broker_is_gone_for_others() -> None:
+    cluster = Cluster()
+    await cluster.make_topic()
+    first, second = await cluster.join(1), await cluster.join(2)
+    await opened(first)
+    cluster.controllers.nodes = [node(1, state=_FENCED), node(2)]
+    await second.refresh()
+    assert set(second.view.brokers) == {2}
+    assert (await cluster.keys.list(leader_key("id-t", 0)))[""][0] == {"leader": 2, "epoch": 1}
+    await second.abandon()

@@ -27,12 +27,17 @@ class Coordinator:
 
     def __init__(self, controllers: MemoryControllers, node_id: int = _HERE) -> None:
         nobody: Any = None
+        self.controllers = controllers
         keys = Keys(cast(Any, controllers), "c")
         self.broker = Broker(nobody, keys, "c", node_id)
         self.moves_on_refresh: int | None = None
         self.broker.refresh = self._refresh  # type: ignore[method-assign]
         self.coordinated_by(node_id)
         self.groups = Groups(self.broker)
+
+    def beside(self) -> Coordinator:
+        """Return another process of the broker, or its successor."""
+        return Coordinator(self.controllers)
 
     def coordinated_by(self, *node_ids: int) -> None:
         living = {node_id: Endpoint("h", 1, 1) for node_id in node_ids}
@@ -127,20 +132,17 @@ class Coordinator:
 
 
 @pytest.fixture
-def controllers() -> MemoryControllers:
-    return MemoryControllers()
+def here() -> Coordinator:
+    return Coordinator(MemoryControllers())
 
 
 # -- offsets
 
 
-async def test_offsets_are_kept_with_their_epoch_and_read_by_a_successor(
-    controllers: MemoryControllers,
-) -> None:
-    former = Coordinator(controllers)
+async def test_offsets_are_kept_with_their_epoch_and_read_by_a_successor(here: Coordinator) -> None:
+    former, present = here, here.beside()
     assert await former.commit(5) is Code.NONE
     assert await former.commit(7, partition=1) is Code.NONE
-    present = Coordinator(controllers)
     assert await present.committed(0, 1, 9) == [
         (5, Code.NONE),
         (7, Code.NONE),
@@ -151,10 +153,7 @@ async def test_offsets_are_kept_with_their_epoch_and_read_by_a_successor(
     assert {**value, "term": 0} == {"offset": 5, "epoch": 3, "metadata": "m", "term": 0}
 
 
-async def test_a_broker_that_does_not_coordinate_keeps_and_tells_nothing(
-    controllers: MemoryControllers,
-) -> None:
-    here = Coordinator(controllers)
+async def test_a_broker_that_does_not_coordinate_keeps_and_tells_nothing(here: Coordinator) -> None:
     assert await here.commit(5) is Code.NONE
     here.coordinated_by(_THERE)
     assert await here.commit(6) is Code.NOT_COORDINATOR
@@ -169,10 +168,10 @@ async def test_a_broker_that_does_not_coordinate_keeps_and_tells_nothing(
 
 
 async def test_a_former_coordinator_that_has_not_heard_of_it_commits_nothing(
-    controllers: MemoryControllers,
+    here: Coordinator,
 ) -> None:
     """Its view is old: the versions of the keys refuse it, and it reads the view again."""
-    former, present = Coordinator(controllers), Coordinator(controllers)
+    former, present = here, here.beside()
     assert await former.commit(5) is Code.NONE
     assert await present.commit(9) is Code.NONE
     former.moves_on_refresh = _THERE
@@ -180,10 +179,8 @@ async def test_a_former_coordinator_that_has_not_heard_of_it_commits_nothing(
     assert await present.committed(0) == [(9, Code.NONE)]
 
 
-async def test_a_coordinator_that_lost_a_race_takes_the_group_over_again(
-    controllers: MemoryControllers,
-) -> None:
-    here, beside = Coordinator(controllers), Coordinator(controllers)
+async def test_a_coordinator_that_lost_a_race_takes_the_group_over_again(here: Coordinator) -> None:
+    beside = here.beside()
     assert await here.commit(5) is Code.NONE
     assert await beside.commit(6) is Code.NONE
     assert await here.commit(7) is Code.NONE
@@ -191,22 +188,21 @@ async def test_a_coordinator_that_lost_a_race_takes_the_group_over_again(
 
 
 async def test_a_commit_that_is_refused_again_and_again_is_not_answered_as_kept(
-    controllers: MemoryControllers, monkeypatch: pytest.MonkeyPatch
+    here: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_: Any) -> None:
         return None
 
-    here = Coordinator(controllers)
     monkeypatch.setattr(here.broker.keys, "put_at", refuse)
     assert await here.commit(5) is Code.NOT_COORDINATOR
     assert await here.committed(0) == [(-1, Code.NOT_COORDINATOR)]
 
 
 async def test_a_coordinator_that_was_another_meanwhile_forgets_the_versions_it_knew(
-    controllers: MemoryControllers,
+    here: Coordinator,
 ) -> None:
     """What it reads is final: the coordinator between can write no more."""
-    here, between = Coordinator(controllers), Coordinator(controllers)
+    between = here.beside()
     assert await here.commit(5) is Code.NONE
     here.coordinated_by(_THERE)
     here.groups._pass_time(0)
@@ -218,8 +214,7 @@ async def test_a_coordinator_that_was_another_meanwhile_forgets_the_versions_it_
     assert await here.committed(0) == [(6, Code.NONE)]
 
 
-async def test_only_members_of_the_generation_commit(controllers: MemoryControllers) -> None:
-    here = Coordinator(controllers)
+async def test_only_members_of_the_generation_commit(here: Coordinator) -> None:
     member = await here.member()
     assert await here.commit(5, member=member, generation=1) is Code.NONE
     assert await here.commit(6, member=member, generation=0) is Code.ILLEGAL_GENERATION
@@ -229,20 +224,16 @@ async def test_only_members_of_the_generation_commit(controllers: MemoryControll
 
 
 async def test_offsets_of_unknown_partitions_and_long_metadata_are_not_kept(
-    controllers: MemoryControllers,
+    here: Coordinator,
 ) -> None:
-    here = Coordinator(controllers)
     assert await here.commit(5, partition=2) is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert await here.commit(5, partition=-1) is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert await here.commit(5, committed_metadata="m" * 4097) is Code.INVALID_REQUEST
-    assert not controllers.stored
+    assert not here.controllers.stored
     assert await here.commit(5, committed_metadata="m" * 4096) is Code.NONE
 
 
-async def test_one_bad_partition_of_a_commit_does_not_refuse_the_others(
-    controllers: MemoryControllers,
-) -> None:
-    here = Coordinator(controllers)
+async def test_one_bad_partition_of_a_commit_does_not_refuse_the_others(here: Coordinator) -> None:
     rows = [
         {"partition_index": at, "committed_offset": 4, "committed_leader_epoch": -1}
         for at in (0, 5)
@@ -265,10 +256,7 @@ async def test_one_bad_partition_of_a_commit_does_not_refuse_the_others(
 # -- members
 
 
-async def test_members_that_wait_hear_that_the_coordinator_is_another(
-    controllers: MemoryControllers,
-) -> None:
-    here = Coordinator(controllers)
+async def test_members_that_wait_hear_that_the_coordinator_is_another(here: Coordinator) -> None:
     joining = await here.join()
     here.coordinated_by(_THERE)
     here.groups._pass_time(0)
@@ -277,19 +265,13 @@ async def test_members_that_wait_hear_that_the_coordinator_is_another(
     assert not here.groups._waiting
 
 
-async def test_members_that_wait_are_answered_when_the_broker_closes(
-    controllers: MemoryControllers,
-) -> None:
-    here = Coordinator(controllers)
+async def test_members_that_wait_are_answered_when_the_broker_closes(here: Coordinator) -> None:
     async with here.groups:
         joining = await here.join()
     assert (await joining)["error_code"] is Code.NOT_COORDINATOR
 
 
-async def test_a_silent_member_is_timed_out_by_its_coordinator(
-    controllers: MemoryControllers,
-) -> None:
-    here = Coordinator(controllers)
+async def test_a_silent_member_is_timed_out_by_its_coordinator(here: Coordinator) -> None:
     member = await here.member()
     deadline = here.groups.groups["g"].members[member].deadline
     here.groups._pass_time(deadline - 1)

@@ -23,7 +23,7 @@ from streammeta.brokers.kafka.service.server import KafkaServer
 from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers, running_brokers
-from tests.kit.kafka_wire import WireClient, framed, request_bytes
+from tests.kit.kafka_wire import WireClient, framed, metadata_tree, produce_tree, request_bytes
 from tests.kit.waiting import wait_until
 
 _TOPIC = "honest"
@@ -44,19 +44,14 @@ def _batch(**fields: Any) -> bytes:
 
 
 def _produced(client: WireClient, batch: bytes, topic: str = _TOPIC) -> tuple[Code, int]:
-    rows = [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}]
-    tree = {"transactional_id": None, "acks": -1, "timeout": 20_000, "topic_data": rows}
-    row = client.call(*_PRODUCE, tree).responses[0].partition_responses[0]
+    row = (
+        client.call(*_PRODUCE, produce_tree({0: batch}, topic)).responses[0].partition_responses[0]
+    )
     return Code(row.error_code), row.base_offset
 
 
 def _topic_is_there(client: WireClient) -> bool:
-    flags = {
-        "allow_auto_topic_creation": True,
-        "include_cluster_authorized_operations": False,
-        "include_topic_authorized_operations": False,
-    }
-    client.call(*_METADATA, {"topics": [{"name": _TOPIC}], **flags})
+    client.call(*_METADATA, metadata_tree(_TOPIC))
     return _produced(client, _batch())[0] is Code.NONE
 
 
@@ -73,9 +68,7 @@ def _cut_after(frame: bytes, size: int) -> bytes:
 def _hostile_frames() -> dict[str, bytes]:
     many = b"\x7f\xff\xff\xff"
     endless = b"\xff" * 64
-    rows = [{"name": _TOPIC, "partition_data": [{"index": 0, "records": _batch()}]}]
-    tree = {"transactional_id": None, "acks": -1, "timeout": 20_000, "topic_data": rows}
-    produce = framed(request_bytes(*_PRODUCE, tree))
+    produce = framed(request_bytes(*_PRODUCE, produce_tree({0: _batch()}, _TOPIC)))
     return {
         "array of 2^31 topics": _raw(*_METADATA, many),
         "array of 2^31 topics of a fetch": _raw(1, 11, bytes(21) + many),
@@ -88,6 +81,12 @@ def _hostile_frames() -> dict[str, bytes]:
         "more than a request": framed(produce[4:] + bytes(100)),
         **{f"cut after {size}": _cut_after(produce, size) for size in (8, 10, 16, 30, 60, 100)},
         "flood of requests": produce[:4] + bytes(4),
+        "huge": many,
+        "negative": b"\xff\xff\xff\xff",
+        "tiny": framed(b"ab"),
+        "unknown API": _raw(999, 0, b""),
+        "old produce": _raw(0, 0, b""),
+        "HTTP": b"GET / HTTP/1.1\r\n\r\n",
     }
 
 

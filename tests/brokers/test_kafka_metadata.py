@@ -16,17 +16,13 @@ from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.client.errors import ControllerUnavailableError
 from tests.kit.kafka_cluster import Cluster, asked, lead_topic, opened, request_of
+from tests.kit.kafka_wire import metadata_tree
 
 _GONE = ControllerUnavailableError("ListKVs", 30.0, {})
 
 
 async def _metadata(broker: Broker, *names: str, creates: bool = True) -> Any:
-    tree = {
-        "topics": [{"name": name} for name in names] if names else None,
-        "allow_auto_topic_creation": creates,
-        "include_cluster_authorized_operations": False,
-        "include_topic_authorized_operations": False,
-    }
+    tree = metadata_tree(*names, creates=creates)
     return await asked(broker, topic_calls.metadata, (3, 8), tree)
 
 
@@ -197,11 +193,7 @@ async def test_a_topic_that_another_broker_makes_meanwhile_is_found() -> None:
     broker = await cluster.join(1)
     await broker.refresh()
 
-    def make_beside() -> None:
-        key = cluster.keys.namespace, topic_key("t")
-        cluster.controllers.stored[key] = b'{"id":"x","partitions":3,"configs":{}}', 1
-
-    cluster.controllers.before["PutKVs"] = make_beside
+    cluster.put_before_next(topic_key("t"), b'{"id":"x","partitions":3,"configs":{}}')
     (row,) = (await _metadata(broker, "t"))["topics"]
     assert row["error_code"] is Code.NONE
     assert len(row["partitions"]) == 3

@@ -28,7 +28,7 @@ from streammeta.client.parts import ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers, result_of, running_brokers
-from tests.kit.kafka_wire import WireClient, framed
+from tests.kit.kafka_wire import WireClient, produce_tree
 from tests.kit.real_cluster import FAST
 from tests.kit.waiting import until, wait_until
 
@@ -150,18 +150,6 @@ def test_clients_that_show_a_certificate_connect_over_tls(
             AdminClient({**settings}).list_topics(timeout=2)
 
 
-def _exchange(address: str, frame: bytes) -> bytes:
-    """Send bytes; return what comes until the broker closes the connection, or answers."""
-    host, _, port = address.partition(":")
-    with socket.create_connection((host, int(port)), 30) as connection:
-        connection.sendall(frame)
-        connection.shutdown(socket.SHUT_WR)
-        found = b""
-        while data := connection.recv(65536):
-            found += data
-        return found
-
-
 async def _partition_streams(cluster: LocalCluster) -> list[int]:
     async with ControllerClient(cluster.endpoints) as client:
         return [one.stream_id async for one in client.describe_streams() if "0" in one.tags]
@@ -196,18 +184,6 @@ async def test_partitions_move_to_a_broker_that_joins(brokers: KafkaBrokers) -> 
     assert answer == {"ends": 500, "committed": before["committed"]}
 
 
-_HOSTILE = {
-    "huge": b"\x7f\xff\xff\xff",
-    "negative": b"\xff\xff\xff\xff",
-    "tiny": b"\x00\x00\x00\x02ab",
-    "unknown API": framed(b"\x03\xe7\x00\x00\x00\x00\x00\x01\xff\xff"),
-    "array": framed(b"\x00\x03\x00\x08\x00\x00\x00\x01\xff\xff\x7f\xff\xff\xff"),
-    "old produce": framed(b"\x00\x00\x00\x02\x00\x00\x00\x01\xff\xff"),
-    "cut": framed(b"\x00\x00\x00\x08\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff\x00\x00"),
-    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-}
-
-
 _BOMB_BYTES = 64 * 1024 * 1024
 
 
@@ -222,30 +198,10 @@ def test_batch_that_expands_to_much_is_kept_as_it_came(brokers: KafkaBrokers) ->
     place = TopicPartition("bomb", 0)
     with WireClient(address) as client:
         while consumer.get_watermark_offsets(place, timeout=60)[1] == 0:
-            produced = client.call(
-                *(0, 8),
-                {
-                    "transactional_id": None,
-                    "acks": -1,
-                    "timeout": 20_000,
-                    "topic_data": [
-                        {"name": "bomb", "partition_data": [{"index": 0, "records": batch}]}
-                    ],
-                },
-            )
+            produced = client.call(0, 8, produce_tree({0: batch}, "bomb"))
     consumer.close()
     assert produced.responses[0].partition_responses[0].error_code == Code.NONE
     assert process.memory_info().rss - before < _BOMB_BYTES
-
-
-def test_hostile_frame_ends_its_own_connection(brokers: KafkaBrokers) -> None:
-    address = brokers.start(1)
-    versions = framed(b"\x00\x12\x00\x09\x00\x00\x00\x07\xff\xff")
-    for name, frame in _HOSTILE.items():
-        assert _exchange(address, frame) == b"", name
-        answer = _exchange(address, versions)
-        # the correlation id, error 35
-        assert answer[4:10] == b"\x00\x00\x00\x07\x00\x23", name
 
 
 def _produce(address: str, topic: str, numbers: range) -> Producer:

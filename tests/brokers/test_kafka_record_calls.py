@@ -18,7 +18,7 @@ from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
 from streammeta.client.errors import BrokerClientError
 from tests.kit.kafka_batches import plain, sequenced
-from tests.kit.kafka_wire import request_bytes
+from tests.kit.kafka_wire import produce_tree, request_bytes
 from tests.kit.memory_streams import MemoryStreams, StreamTable
 
 _TOPIC = Topic("t", "id", 3, {})
@@ -52,13 +52,7 @@ class World:
         topic: str = "t",
         acks: int = -1,
     ) -> record_calls.Answer:
-        rows = [{"index": at, "records": records} for at, records in batches.items()]
-        tree = {
-            "transactional_id": None,
-            "acks": acks,
-            "timeout": timeout_ms,
-            "topic_data": [{"name": topic, "partition_data": rows}],
-        }
+        tree = produce_tree(batches, topic, acks=acks, timeout_ms=timeout_ms)
         return await record_calls.produce(self.broker, _request(0, 8, tree))
 
     async def produce(
@@ -118,6 +112,14 @@ class World:
         return found["error_code"], found["leader_epoch"], found["end_offset"]
 
 
+@pytest.fixture
+async def world() -> World:
+    """Return a broker that leads partition 0."""
+    found = World()
+    await found.lead(0)
+    return found
+
+
 def _request(api: int, version: int, tree: Any) -> Request:
     return read_request(request_bytes(api, version, tree))
 
@@ -135,9 +137,9 @@ def _first(base: int) -> bytes:
 # -- Produce
 
 
-async def test_a_batch_is_acknowledged_when_it_is_durable_and_not_when_time_is_over() -> None:
-    world = World()
-    await world.lead(0)
+async def test_a_batch_is_acknowledged_when_it_is_durable_and_not_when_time_is_over(
+    world: World,
+) -> None:
     world.streams[0].holds_back = True
     late = await world.produce({0: plain("a")}, timeout_ms=_SHORT_MS)
     assert late == {0: (Code.REQUEST_TIMED_OUT, -1)}
@@ -149,17 +151,14 @@ async def test_a_batch_is_acknowledged_when_it_is_durable_and_not_when_time_is_o
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-async def test_all_acks_wait_for_the_store(acks: int) -> None:
-    world = World()
-    await world.lead(0)
+async def test_all_acks_wait_for_the_store(world: World, acks: int) -> None:
     world.streams[0].holds_back = True
     late = await world.produce({0: plain("a")}, timeout_ms=_SHORT_MS, acks=acks)
     assert late == {0: (Code.REQUEST_TIMED_OUT, -1)}
 
 
-async def test_acks_0_has_no_answer_and_other_acks_write_nothing() -> None:
-    world = World()
-    log = await world.lead(0)
+async def test_acks_0_has_no_answer_and_other_acks_write_nothing(world: World) -> None:
+    log = world.broker.logs["id", 0]
     assert await (await world.begin({0: plain("a")}, acks=0)) is None
     assert log.high_watermark == 1
     refused = await world.produce({0: plain("b")}, acks=2)
@@ -167,10 +166,8 @@ async def test_acks_0_has_no_answer_and_other_acks_write_nothing() -> None:
     assert log.high_watermark == 1
 
 
-async def test_a_refused_batch_without_an_answer_ends_its_connection() -> None:
+async def test_a_refused_batch_without_an_answer_ends_its_connection(world: World) -> None:
     """Nothing else would say so: the producer takes what it has sent for stored."""
-    world = World()
-    await world.lead(0)
     for batches in ({1: plain("a")}, {0: plain("a"), 9: plain("b")}, {0: b"no batch"}):
         with pytest.raises(record_calls.UnansweredRefusalError, match="'t'-"):
             await (await world.begin(batches, acks=0))
@@ -179,11 +176,9 @@ async def test_a_refused_batch_without_an_answer_ends_its_connection() -> None:
 
 
 async def test_a_batch_without_an_answer_that_is_lost_later_ends_its_connection(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_calls, "UNANSWERED_WITHIN_S", 0.001)
-    world = World()
-    await world.lead(0)
     streams = world.streams[0]
     streams.holds_back = True
     for failure in (OSError("the store is gone"), None):
@@ -200,10 +195,8 @@ async def test_a_batch_without_an_answer_that_is_lost_later_ends_its_connection(
             await answering
 
 
-async def test_a_batch_without_an_answer_may_be_stored_after_its_timeout() -> None:
+async def test_a_batch_without_an_answer_may_be_stored_after_its_timeout(world: World) -> None:
     """Apache Kafka overlooks the timeout with acks=0, and some clients send 0."""
-    world = World()
-    await world.lead(0)
     streams = world.streams[0]
     streams.holds_back = True
     answering = asyncio.ensure_future(
@@ -221,28 +214,22 @@ async def test_a_refusal_names_topics_on_one_line_of_the_log() -> None:
         await (await world.begin({0: plain("a")}, topic="a\nb", acks=0))
 
 
-async def test_a_refusal_without_an_answer_does_not_wait_for_other_partitions() -> None:
-    world = World()
-    await world.lead(0)
+async def test_a_refusal_without_an_answer_does_not_wait_for_other_partitions(world: World) -> None:
     world.streams[0].holds_back = True
     with pytest.raises(record_calls.UnansweredRefusalError):
         await (await world.begin({0: plain("a"), 1: plain("b")}, acks=0))
     world.streams[0].settle()
 
 
-async def test_a_batch_of_a_transaction_is_not_written() -> None:
-    world = World()
-    log = await world.lead(0)
-    rows = [{"name": "t", "partition_data": [{"index": 0, "records": plain("a")}]}]
-    tree = {"transactional_id": "x", "acks": -1, "timeout": _LONG_MS, "topic_data": rows}
+async def test_a_batch_of_a_transaction_is_not_written(world: World) -> None:
+    log = world.broker.logs["id", 0]
+    tree = {**produce_tree({0: plain("a")}), "transactional_id": "x"}
     answer = await (await record_calls.produce(world.broker, _request(0, 8, tree)))
     assert _outcomes(answer) == {0: (Code.INVALID_REQUEST, -1)}
     assert log.high_watermark == 0
 
 
-async def test_a_refused_partition_does_not_refuse_the_others() -> None:
-    world = World()
-    await world.lead(0)
+async def test_a_refused_partition_does_not_refuse_the_others(world: World) -> None:
     await world.lead(2)
     answer = await world.produce({0: plain("a"), 1: plain("b"), 2: plain("c", "d"), 9: plain("e")})
     assert answer == {
@@ -253,10 +240,8 @@ async def test_a_refused_partition_does_not_refuse_the_others() -> None:
     }
 
 
-async def test_no_batch_overtakes_one_that_failed_beside_a_slow_partition() -> None:
+async def test_no_batch_overtakes_one_that_failed_beside_a_slow_partition(world: World) -> None:
     """The answer to the first request waits for partition 1 while 0 is open again."""
-    world = World()
-    await world.lead(0)
     await world.lead(1)
     for streams in world.streams.values():
         streams.holds_back = True
@@ -270,9 +255,7 @@ async def test_no_batch_overtakes_one_that_failed_beside_a_slow_partition() -> N
     assert await world.produce({0: _first(10)}) == {0: (Code.NONE, 10)}
 
 
-async def test_no_batch_overtakes_one_that_fails_after_its_time_was_over() -> None:
-    world = World()
-    await world.lead(0)
+async def test_no_batch_overtakes_one_that_fails_after_its_time_was_over(world: World) -> None:
     world.streams[0].holds_back = True
     late = await world.produce({0: _first(0)}, timeout_ms=_SHORT_MS)
     assert late == {0: (Code.REQUEST_TIMED_OUT, -1)}
@@ -282,9 +265,7 @@ async def test_no_batch_overtakes_one_that_fails_after_its_time_was_over() -> No
     assert await world.produce({0: _first(0)}) == {0: (Code.NONE, 0)}
 
 
-async def test_no_batch_overtakes_one_of_a_topic_that_was_not_known_yet() -> None:
-    world = World()
-    await world.lead(0)
+async def test_no_batch_overtakes_one_of_a_topic_that_was_not_known_yet(world: World) -> None:
     known, world.broker.view = world.broker.view, ClusterView()
     refused = await world.produce({0: _first(0)})
     assert refused == {0: (Code.UNKNOWN_TOPIC_OR_PARTITION, -1)}
@@ -294,13 +275,11 @@ async def test_no_batch_overtakes_one_of_a_topic_that_was_not_known_yet() -> Non
 
 
 async def test_no_batch_overtakes_one_that_the_writer_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
         raise BrokerClientError("the writer is closing")
 
-    world = World()
-    await world.lead(0)
     with monkeypatch.context() as patch:
         patch.setattr(world.streams[0], "append", refuse)
         assert await world.produce({0: _first(0)}) == {0: (Code.STORAGE_ERROR, -1)}
@@ -336,9 +315,7 @@ async def _fail(world: World, partition: int) -> None:
 # -- Fetch
 
 
-async def test_nothing_above_the_high_watermark_is_told() -> None:
-    world = World()
-    await world.lead(0)
+async def test_nothing_above_the_high_watermark_is_told(world: World) -> None:
     await world.produce({0: plain("a", "b")})
     world.streams[0].holds_back = True
     answering = asyncio.ensure_future(await world.begin({0: plain("c")}))
@@ -372,9 +349,9 @@ async def test_an_answer_has_one_batch_at_least_and_no_more_than_is_asked_for() 
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-async def test_a_fetch_waits_for_its_bytes_and_hears_of_them(order: tuple[int, int]) -> None:
-    world = World()
-    await world.lead(0)
+async def test_a_fetch_waits_for_its_bytes_and_hears_of_them(
+    world: World, order: tuple[int, int]
+) -> None:
     await world.lead(1)
     asked = world.fetch((0, 0), (1, 0), min_bytes=len(plain("a")) + 1, wait_ms=_LONG_MS)
     fetching = asyncio.ensure_future(asked)
@@ -387,9 +364,8 @@ async def test_a_fetch_waits_for_its_bytes_and_hears_of_them(order: tuple[int, i
     assert all(row["records"] for row in rows)
 
 
-async def test_a_fetch_that_waits_hears_that_its_broker_leads_no_more() -> None:
-    world = World()
-    log = await world.lead(0)
+async def test_a_fetch_that_waits_hears_that_its_broker_leads_no_more(world: World) -> None:
+    log = world.broker.logs["id", 0]
     fetching = asyncio.ensure_future(world.fetch((0, 0), min_bytes=1, wait_ms=_LONG_MS))
     await _others_run()
     log.give_up()
@@ -397,9 +373,7 @@ async def test_a_fetch_that_waits_hears_that_its_broker_leads_no_more() -> None:
     assert row["error_code"] is Code.NOT_LEADER_OR_FOLLOWER
 
 
-async def test_an_error_of_a_partition_is_told_at_once() -> None:
-    world = World()
-    await world.lead(0)
+async def test_an_error_of_a_partition_is_told_at_once(world: World) -> None:
     fetching = asyncio.ensure_future(world.fetch((0, 0), (1, 0), min_bytes=1, wait_ms=_LONG_MS))
     rows = await _at_once(fetching)
     assert [row["error_code"] for row in rows] == [Code.NONE, Code.NOT_LEADER_OR_FOLLOWER]
@@ -441,9 +415,10 @@ async def test_a_leader_answers_for_its_own_epoch_alone(epoch: int, code: Code) 
     assert (await world.offset_of(-1, epoch))[0] is code
 
 
-async def test_a_log_that_was_given_up_is_neither_read_nor_written_nor_trimmed() -> None:
-    world = World()
-    log = await world.lead(0)
+async def test_a_log_that_was_given_up_is_neither_read_nor_written_nor_trimmed(
+    world: World,
+) -> None:
+    log = world.broker.logs["id", 0]
     await world.produce({0: plain("a")})
     log.give_up()
     refused = Code.NOT_LEADER_OR_FOLLOWER
@@ -455,9 +430,8 @@ async def test_a_log_that_was_given_up_is_neither_read_nor_written_nor_trimmed()
     assert await world.end_of_epoch(0) == (refused, -1, -1)
 
 
-async def test_a_partition_that_the_topic_does_not_have_is_unknown() -> None:
-    world = World()
-    log = await world.lead(0)
+async def test_a_partition_that_the_topic_does_not_have_is_unknown(world: World) -> None:
+    log = world.broker.logs["id", 0]
     for partition in (-1, 3):
         world.broker.logs["id", partition] = log
         (row,) = await world.fetch((partition, 0))
@@ -467,11 +441,9 @@ async def test_a_partition_that_the_topic_does_not_have_is_unknown() -> None:
 # -- DeleteRecords, ListOffsets
 
 
-async def test_records_are_deleted_up_to_the_offset_and_no_further_than_the_high_watermark() -> (
-    None
-):
-    world = World()
-    await world.lead(0)
+async def test_records_are_deleted_up_to_the_offset_and_no_further_than_the_high_watermark(
+    world: World,
+) -> None:
     for value in "abc":
         await world.produce({0: plain(value)})
     assert await world.delete_below(1) == (Code.NONE, 1)
@@ -487,17 +459,13 @@ async def test_records_are_deleted_up_to_the_offset_and_no_further_than_the_high
     await answering
 
 
-async def test_minus_one_deletes_all_durable_records() -> None:
-    world = World()
-    await world.lead(0)
+async def test_minus_one_deletes_all_durable_records(world: World) -> None:
     await world.produce({0: plain("a", "b")})
     assert await world.delete_below(-1) == (Code.NONE, 2)
     assert await world.offset_of(-2) == (Code.NONE, 2)
 
 
-async def test_the_first_offset_of_a_time_is_found() -> None:
-    world = World()
-    await world.lead(0)
+async def test_the_first_offset_of_a_time_is_found(world: World) -> None:
     for at in (1000, 2000, 3000):
         await world.produce({0: plain("a", timestamp=at)})
     assert await world.offset_of(1500) == (Code.NONE, 1)

@@ -13,7 +13,7 @@ from streammeta.brokers.kafka.protocol.wire import Request, read_request
 from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
 from tests.kit.kafka_batches import plain, sequenced
-from tests.kit.kafka_wire import request_bytes
+from tests.kit.kafka_wire import produce_tree, request_bytes
 from tests.kit.memory_streams import MemoryStreams
 
 _PRODUCER = 7
@@ -44,9 +44,7 @@ class Leader:
 
 
 def _request(records: bytes) -> Request:
-    rows = [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]
-    tree = {"transactional_id": None, "acks": -1, "timeout": 20_000, "topic_data": rows}
-    return read_request(request_bytes(0, 8, tree))
+    return read_request(request_bytes(0, 8, produce_tree({0: records})))
 
 
 async def _leader() -> Leader:

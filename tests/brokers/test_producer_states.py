@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from streammeta.brokers.partition.errors import (
     InvalidProducerEpochError,
     OutOfOrderSequenceError,
 )
+from streammeta.brokers.partition.log_clock import log_clock
 from streammeta.brokers.partition.meta_map import (
     PRODUCER_SNAPSHOTS,
     encode_entry,
@@ -21,6 +23,9 @@ from streammeta.brokers.partition.producer_state import (
     sequence_after,
 )
 from streammeta.brokers.partition.record_batch import read_batches
+from streammeta.brokers.partition.segments import Retention, Segment, retained_from
+from streammeta.brokers.partition.tail_cache import TailCache
+from streammeta.brokers.stamped_time import AHEAD_MS
 from streammeta.storage.inspection.kafka_batch import KafkaBatch
 from streammeta.storage.inspection.meta_stream import ProducerState, decode_meta_entry
 from tests.kit.kafka_batches import Rec, make_batch, plain, sequenced
@@ -129,3 +134,128 @@ def test_a_row_of_a_producer_without_a_batch_is_passed_over() -> None:
     empty: ProducerState = replace(row, last_sequence=-1, last_offset=-1, producer_id=8)
     assert not empty.has_batch
     assert list(ProducerStates.of_snapshot(1, (row, empty)).producers) == [7]
+
+
+# ---- the clock of a log ----
+
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+NOW_MS = 1_700_000_000_000
+WEEK = Retention(age_ms=7 * DAY_MS, bytes=-1)
+
+
+def daily_segments(days: int) -> list[Segment]:
+    """A segment of each day until now, as brokers with right clocks wrote them."""
+    return [
+        Segment(
+            base_offset=day,
+            created_ms=NOW_MS - (days - day) * DAY_MS,
+            modified_ms=NOW_MS - (days - day - 1) * DAY_MS,
+            size=1,
+            last_time=(NOW_MS - (days - day - 1) * DAY_MS, day),
+        )
+        for day in range(days)
+    ]
+
+
+class Machine:
+    """A machine's wall clock and timer, moved by hand."""
+
+    def __init__(self, wall_ahead_ms: int = 0) -> None:
+        self.timer = 5_000
+        self.wall_ahead_ms = wall_ahead_ms
+
+    def timer_ms(self) -> int:
+        return self.timer
+
+    def wall_ms(self) -> int:
+        return NOW_MS + self.timer - 5_000 + self.wall_ahead_ms
+
+
+@pytest.mark.parametrize("ahead_ms", [30 * DAY_MS, 3_650 * DAY_MS])
+def test_a_broker_that_starts_with_a_fast_clock_keeps_the_records(
+    ahead_ms: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine, segments = Machine(ahead_ms), daily_segments(20)
+    with caplog.at_level(logging.WARNING):
+        now_ms = log_clock(segments, machine.wall_ms, machine.timer_ms)
+    assert now_ms() == NOW_MS + AHEAD_MS
+    assert str(ahead_ms) in caplog.text
+    kept = retained_from(segments, now_ms(), WEEK)
+    assert kept == retained_from(segments, NOW_MS + DAY_MS, WEEK) == 13
+
+
+def test_a_jump_while_a_broker_runs_moves_the_log_twice_as_fast_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    machine, segments = Machine(), daily_segments(20)
+    now_ms = log_clock(segments, machine.wall_ms, machine.timer_ms)
+    machine.timer += 90 * DAY_MS
+    assert now_ms() == NOW_MS + 90 * DAY_MS
+
+    machine.wall_ahead_ms = 30 * DAY_MS
+    machine.timer += 20_000
+    with caplog.at_level(logging.WARNING):
+        assert now_ms() == NOW_MS + 90 * DAY_MS + 40_000
+    assert f"jumped by {30 * DAY_MS} ms" in caplog.text
+    machine.wall_ahead_ms = 0
+    machine.timer += 20_000
+    assert now_ms() == NOW_MS + 90 * DAY_MS + 40_000, "never backwards"
+    machine.timer += 20_000
+    assert now_ms() == NOW_MS + 90 * DAY_MS + 60_000
+
+
+def test_an_idle_log_reaches_the_time_and_a_future_stamp_does_not_lead_it() -> None:
+    machine, segments = Machine(9 * DAY_MS), daily_segments(3)
+    now_ms = log_clock(segments, machine.wall_ms, machine.timer_ms)
+    machine.timer += 8 * DAY_MS
+    assert now_ms() == machine.wall_ms()
+
+    fast = [*segments, Segment(base_offset=9, created_ms=NOW_MS + 400 * DAY_MS)]
+    assert log_clock(fast, Machine().wall_ms, Machine().timer_ms)() == NOW_MS
+
+
+# ---- the newest batches in memory ----
+
+
+def _filled(max_bytes: int = 1_000) -> TailCache:
+    """Return a cache of batches [0, 3), [3, 4) and [4, 6)."""
+    cache = TailCache(max_bytes)
+    cache.add(0, 3, b"aaa")
+    cache.add(3, 4, b"b")
+    cache.add(4, 6, b"cc")
+    return cache
+
+
+def test_a_read_begins_with_the_batch_that_holds_the_offset() -> None:
+    cache = _filled()
+    assert cache.read(0, 6, 100) == [b"aaa", b"b", b"cc"]
+    assert cache.read(2, 6, 100) == [b"aaa", b"b", b"cc"]
+    assert cache.read(3, 6, 100) == [b"b", b"cc"]
+    assert cache.read(5, 6, 100) == [b"cc"]
+
+
+def test_a_read_ends_before_batches_that_are_not_durable() -> None:
+    cache = _filled()
+    assert cache.read(0, 4, 100) == [b"aaa", b"b"]
+    assert cache.read(0, 3, 100) == [b"aaa"]
+    assert cache.read(0, 0, 100) == []
+
+
+def test_a_read_takes_one_batch_or_as_many_as_fit() -> None:
+    cache = _filled()
+    assert cache.read(0, 6, 1) == [b"aaa"]
+    assert cache.read(0, 6, 3) == [b"aaa"]
+    assert cache.read(0, 6, 4) == [b"aaa", b"b"]
+
+
+def test_the_oldest_batches_leave_first_and_the_newest_stays() -> None:
+    assert _filled(6).read(0, 6, 100) == [b"aaa", b"b", b"cc"]
+    assert _filled(5).read(2, 6, 100) is None
+    assert _filled(5).read(3, 6, 100) == [b"b", b"cc"]
+    assert _filled(1).read(4, 6, 100) == [b"cc"]
+    assert _filled(1).read(3, 6, 100) is None
+
+
+def test_an_empty_cache_knows_nothing() -> None:
+    assert TailCache().read(0, 6, 100) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -40,12 +42,19 @@ def _offload(cluster: LocalCluster, mode: str, crash_at: int) -> list[str] | Non
     return calls if code == 0 else None
 
 
-async def _begin(cluster: LocalCluster, mode: str) -> None:
-    """Save a list of closed ledgers, none of them offloaded."""
+@asynccontextmanager
+async def _shape(cluster: LocalCluster, mode: str) -> AsyncIterator[tuple[StreamClient, Shape]]:
+    """Yield a client of another node, and what a broker of the shape has there."""
     async with await StreamClient.open(
         cluster.endpoints, cluster.store_uri, node_id=OTHER_NODE
     ) as client:
-        store = Shape(client, mode, "ml", sources(LEDGERS)).managed.store
+        yield client, Shape(client, mode, "ml", sources(LEDGERS))
+
+
+async def _begin(cluster: LocalCluster, mode: str) -> None:
+    """Save a list of closed ledgers, none of them offloaded."""
+    async with _shape(cluster, mode) as (_, shape):
+        store = shape.managed.store
         _, version = await store.load()
         sizes = {one: sum(map(len, bodies(one))) for one in range(1, LEDGERS + 1)}
         infos = [LedgerInfo(one, len(bodies(one)), size, 1) for one, size in sizes.items()]
@@ -54,10 +63,7 @@ async def _begin(cluster: LocalCluster, mode: str) -> None:
 
 async def _check(cluster: LocalCluster, mode: str) -> None:
     """Assert that a copy is readable whole or not at all, and nothing but what the list says."""
-    async with await StreamClient.open(
-        cluster.endpoints, cluster.store_uri, node_id=OTHER_NODE
-    ) as client:
-        shape = Shape(client, mode, "ml", sources(LEDGERS))
+    async with _shape(cluster, mode) as (_, shape):
         await shape.managed.open()
         reader = shape.reader()
         for one in shape.managed.ledgers[:-1]:
@@ -79,10 +85,7 @@ async def _whole_or_absent(shape: Shape, ledger_id: int, uuid: str) -> None:
 async def _settled(cluster: LocalCluster, mode: str) -> None:
     """Assert that every ledger is offloaded, and that there is one copy of each and no more."""
     await _check(cluster, mode)
-    async with await StreamClient.open(
-        cluster.endpoints, cluster.store_uri, node_id=OTHER_NODE
-    ) as client:
-        shape = Shape(client, mode, "ml", sources(LEDGERS))
+    async with _shape(cluster, mode) as (client, shape):
         await shape.managed.open()
         closed = shape.managed.ledgers[:-1]
         assert all(one.is_complete for one in closed)

@@ -60,6 +60,11 @@ class Process:
         await after.open()
         return after
 
+    async def merge(self) -> None:
+        """Let the store merge until no sealed segment has chunks."""
+        self.chunks.start()
+        await until(lambda: not self.chunks_of_sealed(), "the merges")
+
     def chunks_of_sealed(self) -> list[str]:
         """Return the keys of chunks of segments that are sealed."""
         sealed = tuple(
@@ -116,8 +121,7 @@ async def test_what_was_not_merged_is_merged_after_a_restart() -> None:
     assert process.chunks_of_sealed()
     again = await process.crash()
     upload = process.bucket.start_multipart(chunk_prefix("c", QUEUE.path, SegmentType.INDEX, 0))
-    again.chunks.start()
-    await until(lambda: not again.chunks_of_sealed(), "the merges")
+    await again.merge()
     assert upload not in process.bucket.list_multipart_uploads()
     await assert_whole(again.file, 22)
     await append(again.file, 3)
@@ -136,8 +140,7 @@ async def test_a_full_segment_that_was_not_sealed_is_sealed_and_merged_at_start(
         for file in (again.file.commit_log, again.file.consume_queue)
     }
     assert closed == {SegmentType.COMMIT_LOG: True, SegmentType.CONSUME_QUEUE: True}
-    again.chunks.start()
-    await until(lambda: not again.chunks_of_sealed(), "the merges")
+    await again.merge()
     merged = [key for key in process.bucket.objects() if key.endswith("segment-0")]
     assert len(merged) == 2
     await append(again.file, 1)
@@ -164,8 +167,7 @@ async def test_merges_can_be_switched_off_and_are_made_up_for_later() -> None:
     assert not any(key.endswith("segment-0") for key in process.bucket.objects())
 
     again = await process.crash()
-    again.chunks.start()
-    await until(lambda: not again.chunks_of_sealed(), "the merges")
+    await again.merge()
     await assert_whole(again.file, 9)
     await again.chunks.close()
 
@@ -177,8 +179,7 @@ async def test_a_merge_that_fails_is_repeated_and_holds_up_no_other(
     process.bucket.fail_next("complete_multipart", _DOWN, times=3)
     again = await process.crash()
     process.bucket.fail_next("list_objects", _DOWN)
-    again.chunks.start()
-    await until(lambda: not again.chunks_of_sealed(), "the merges")
+    await again.merge()
     assert "merging chunks of broker broker failed, retrying in" in caplog.text
     await assert_whole(again.file, 22)
     await again.chunks.close()

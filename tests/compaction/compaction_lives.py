@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,23 +102,20 @@ def target(world: World, node_id: int, *, gone: bool = False) -> CompactionTarge
     return CompactionTarget(node_id, world.nodes[node_id].node_epoch, failover=gone)
 
 
-@contextlib.contextmanager
 def compactor(
     world: World, node_id: int, steps: Steps, config: CompactionConfig = TINY
-) -> Iterator[SetObjectCompactor]:
-    """Yield a compactor whose calls are steps of one process of a node."""
-    made = SetObjectCompactor(
-        world.map.client(steps),
-        identity(world, node_id),
-        NAMESPACE,
-        stepped(world.store, steps.made),
-        config,
-        now_ms=world.clock.wall_ms,
+) -> contextlib.closing[SetObjectCompactor]:
+    """Return a compactor whose calls are steps of one process of a node."""
+    return contextlib.closing(
+        SetObjectCompactor(
+            world.map.client(steps),
+            identity(world, node_id),
+            NAMESPACE,
+            stepped(world.store, steps.made),
+            config,
+            now_ms=world.clock.wall_ms,
+        )
     )
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 async def compact(
@@ -147,23 +144,20 @@ async def compacted(world: World, node_id: int, *args: Any, **kwargs: Any) -> Co
     return report
 
 
-@contextlib.contextmanager
 def stream_compactor(
     world: World, steps: Steps, config: CompactionConfig = TINY, node_id: int = NODE
-) -> Iterator[StreamObjectCompactor]:
-    """Yield a compactor of stream objects whose calls are steps of one process of a node."""
-    made = StreamObjectCompactor(
-        world.map.client(steps),
-        identity(world, node_id),
-        NAMESPACE,
-        stepped(world.store, steps.made),
-        config,
-        is_busy=lambda: False,
+) -> contextlib.closing[StreamObjectCompactor]:
+    """Return a compactor of stream objects whose calls are steps of one process of a node."""
+    return contextlib.closing(
+        StreamObjectCompactor(
+            world.map.client(steps),
+            identity(world, node_id),
+            NAMESPACE,
+            stepped(world.store, steps.made),
+            config,
+            is_busy=lambda: False,
+        )
     )
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 async def compact_stream(

@@ -28,9 +28,9 @@ from streammeta.storage.object_format.record import (
     encode_block_header,
     encode_record,
 )
-from tests.conformance.composite_scenario import delete_composites
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare, entry_facts
 from tests.conformance.scenario_args import Args
+from tests.conformance.stream_object_scenarios import delete_composites
 
 MAX_BYTES = 2**31 - 1
 _FIELDS = frozenset(("writes", "writes_generated", "blocks"))

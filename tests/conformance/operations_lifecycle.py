@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.tables.values import ObjectState, StreamState
+from tests.conformance.live_controller import DEFAULT_WINDOW_MS, OverloadWorld
 from tests.conformance.operations_streams import TOPIC_TAG
-from tests.conformance.overload_world import DEFAULT_WINDOW_MS, OverloadWorld
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import PAGE, SERVICE, TOPIC_DELETIONS, Outcome, ScenarioRun
 from tests.conformance.storage_world import NAMESPACE

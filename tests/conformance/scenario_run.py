@@ -27,9 +27,8 @@ from streammeta.controller.metadata.tables.values import (
 )
 from streammeta.controller.records.record import Record
 from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
-from tests.conformance.live_controller import LiveController
+from tests.conformance.live_controller import LiveController, OverloadWorld
 from tests.conformance.map_rows import MetadataRows
-from tests.conformance.overload_world import OverloadWorld
 from tests.conformance.scenario_args import Args
 from tests.conformance.storage_world import StorageWorld
 from tests.kit.clock import ManualClock

@@ -140,26 +140,7 @@ _RELATION = re.compile(
     r"(?:(?P<head>.+?)_)?(?P<relation>after|before|at|since|until|while|during)(?:_(?P<tail>.+))?"
 )
 _STOP = frozenset(
-    [
-        "the",
-        "a",
-        "an",
-        "of",
-        "each",
-        "all",
-        "every",
-        "step",
-        "time",
-        "times",
-        "is",
-        "are",
-        "was",
-        "call",
-        "try",
-        "it",
-        "and",
-        "to",
-    ]
+    re.findall(r"\w+", "the a an of each all every step time times is are was call try it and to")
 )
 _SAME = {
     "expiry": "expire", "expiration": "expire", "restart": "open", "reopen": "open",

@@ -1,4 +1,4 @@
-"""Scenarios about shapes of brokers: chosen by their shape, and every fact is looked at."""
+"""Scenarios about shapes of brokers and stream objects: how they are chosen, and every fact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ import yaml
 
 from tests.conformance.conformance_files import run_file, run_scenario
 from tests.conformance.conformance_report import ScenarioResult
+from tests.conformance.not_offered import feature_of
+from tests.conformance.shape_facts import Data, Keyed, Number, Refused, match
 from tests.conformance.shape_scenarios import SHAPES
+from tests.conformance.shape_synonyms import (
+    plain_times,
+    relation_in,
+    size_in,
+    time_in,
+    with_known_keys,
+)
 from tests.conformance.shape_vocabulary import choose, input_of
 
 HERE = Path(__file__).parent
@@ -303,3 +312,150 @@ def test_every_example_of_a_shape_has_that_shape() -> None:
 
 def _map(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+# ---- other names, units and forms ----
+
+
+def fits(stated: Any, found: Any) -> bool:
+    return not list(match(stated, found, ""))
+
+
+def test_sizes_and_times_have_units() -> None:
+    assert [size_in(text) for text in ("64KiB", "1 MB", "5 bytes", "7", "x")] == [
+        65536,
+        1048576,
+        5,
+        None,
+        None,
+    ]
+    assert [time_in(text) for text in ("5 minutes", "1 day and 1 ms", "500ms", "5")] == [
+        300_000,
+        86_400_001,
+        500,
+        None,
+    ]
+    assert plain_times("wait 1 day and 1 ms") == "wait 86400001 ms"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"lag_seconds": 2}, {"lag_ms": 2000}),
+        ({"lag": "2 s"}, {"lag_ms": 2000}),
+        ({"maxSize": "2KiB"}, {"max_size": 2048}),
+        ({"query": [1]}, {"queries": [1]}),
+        ({"source_deleted": True}, {"bookkeeper_deleted": True}),
+        ({"config": {"max_size": 5}}, {"max_size": 5}),
+        ({"colour": 1}, {"colour": 1}),
+    ],
+)
+def test_keys_have_other_forms(said: Any, meant: Any) -> None:
+    known = frozenset(["lag_ms", "max_size", "queries", "bookkeeper_deleted"])
+    assert with_known_keys(said, known, lambda _: False) == meant
+
+
+def test_a_key_of_the_shape_wins_over_its_synonym() -> None:
+    known = frozenset(["lag_ms", "lag"])
+    assert with_known_keys({"lag": 1, "lag_ms": 2}, known, lambda _: False) == {
+        "lag": 1,
+        "lag_ms": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "said", [">= 3", "at least 3", "more than 2", "between 1 and 3", "3 or more"]
+)
+def test_relations_hold_of_numbers(said: str) -> None:
+    relation = relation_in(said)
+    assert relation is not None
+    assert relation(3)
+    assert not relation(0)
+    assert fits(said, Number(3))
+    assert fits(said, [1, 2, 3])
+    assert not fits(said, Number(0))
+
+
+def test_facts_are_found_one_level_deeper() -> None:
+    facts = Keyed({"consume_queue": [0, 3, 5], "context": {"end_offset": 7}, "segments": 2})
+    assert fits({"consume_queue": {"min": 0, "committed": 3, "end": 5}}, facts)
+    assert fits({"consume_queue_end": 5, "context_end_offset": 7, "segment_count": 2}, facts)
+    assert not fits({"consume_queue_end": 3}, facts)
+    assert not fits({"consume_queue": {"min": 1}}, facts)
+    assert not fits({"colour": {"min": 1}}, facts)
+
+
+def test_bytes_and_errors_have_other_forms() -> None:
+    data = Data(b"\x01\xff")
+    assert all(fits(said, data) for said in ("01ff", "0x01FF", "01 ff", "Af8="))
+    assert not fits("01fe", data)
+    refused = Refused(None, "OffsetOutOfRange")
+    assert fits("org.apache.kafka.common.errors.OffsetOutOfRangeException", refused)
+    assert fits("OFFSET_OUT_OF_RANGE", refused)
+    assert not fits("CorruptRecordException", refused)
+
+
+def test_cases_are_inputs_with_common_keys() -> None:
+    cases = [{"lag_ms": 500}, {"lag_ms": 2000}]
+    common = {"age_ms": 1000, "complete": True, "bookkeeper_deleted": False}
+    scenario = {"name": "x", "input": {**common, "cases": cases}, "expect": [True, False]}
+    assert not list(run_scenario("made up", scenario, {}).lines())
+
+
+def test_only_words_of_a_scenario_itself_name_a_feature() -> None:
+    assert feature_of({"input": ["truncate to 5"]}) == "truncation"
+    assert feature_of({"name": "truncate", "source": "TruncateTest", "input": ["append 5"]}) is None
+    wrong = {"name": "x", "input": {"max_size": 9, "steps": ["roll at 0"]}, "expect": {"colour": 1}}
+    assert run_scenario("made up", wrong, {}).is_counted
+
+
+# ---- stream objects ----
+
+OBJECT_CONTENT: dict[str, Any] = yaml.safe_load((VECTORS / "so_compaction.yaml").read_text())
+OBJECT_SCENARIOS: dict[str, Any] = {one["name"]: one for one in OBJECT_CONTENT["scenarios"]}
+
+
+def failures(scenario: dict[str, Any]) -> list[str]:
+    return [line.partition(", step ")[2] for line in run(scenario, OBJECT_CONTENT).lines()]
+
+
+@pytest.mark.parametrize("name", OBJECT_SCENARIOS)
+def test_every_fact_of_the_vectors_is_looked_at(name: str) -> None:
+    scenario = OBJECT_SCENARIOS[name]
+    assert failures(scenario) == []
+    stated = [
+        (path, value)
+        for path, value in places(scenario)
+        if "expect" in path or ("derived" in path and not isinstance(value, str))
+    ]
+    assert stated
+    for path, value in stated:
+        assert failures(changed(scenario, path, other(value))), path
+
+
+def test_a_field_that_nobody_knows_fails() -> None:
+    scenario = OBJECT_SCENARIOS["group_by_size_and_continuity"] | {"moons": 1}
+    assert failures(scenario) == ["0 (group): scenario.moons: expected 1, got unknown field"]
+    scenario = OBJECT_SCENARIOS["major_compaction"] | {"config": {"moons": 1}}
+    assert "0 (compact): config.moons: expected 1, got unknown field" in failures(scenario)
+
+
+def test_an_object_too_large_to_be_pulled_in_is_a_listed_deviation() -> None:
+    sizes = [3, 33, 2, 2]
+    scenario = {
+        "name": "one",
+        "kind": "group",
+        "compaction_type": "MINOR_V1",
+        "group_size_threshold": 4,
+        "objects": [
+            {"object": at, "start": at, "end": at + 1, "size": size, "type": "normal"}
+            for at, size in enumerate(sizes)
+        ],
+        "expect": {"groups": [[0, 1], [2, 3]]},
+    }
+    (line,) = failures(scenario)
+    assert line.startswith("1 (group): huge-object-left-alone: ")
+    here = changed(scenario, ("expect", "groups"), [[0], [1], [2, 3]])
+    assert failures(here) == []
+    neither = changed(scenario, ("expect", "groups"), [[0, 1, 2], [3]])
+    assert not any("huge" in line for line in failures(neither))

@@ -11,7 +11,7 @@ from streammeta.brokers.kafka.cluster.keys import Keys, topic_key
 from streammeta.brokers.kafka.protocol.wire import Request, read_request
 from streammeta.client import NodeIdentity
 from streammeta.client.parts import BrokerSession
-from streammeta.v1 import nodes_pb2
+from streammeta.v1 import kv_pb2, nodes_pb2
 from tests.kit.kafka_wire import request_bytes
 from tests.kit.memory_keys import MemoryControllers
 from tests.kit.memory_streams import MemoryStreams, StreamTable
@@ -46,6 +46,16 @@ class Cluster:
         topic = Topic(name, f"id-{name}", partitions, {})
         await self.keys.put({topic_key(name): topic.document()})
         return topic
+
+    def put_before_next(self, key: str, value: bytes) -> None:
+        """Let another broker put a key just before the next put of this one."""
+        item = kv_pb2.KVToPut(namespace=self.keys.namespace, key=key, value=value, overwrite=True)
+        self.controllers.before["PutKVs"] = lambda: self.controllers._put_item(item)
+
+    def grow_before_next(self, topic: Topic) -> None:
+        """Let another broker give a topic nine partitions just before the next put."""
+        value = b'{"id":"%s","partitions":9,"configs":{}}' % topic.topic_id.encode()
+        self.put_before_next(topic_key(topic.name), value)
 
 
 def node(node_id: int, **said: Any) -> nodes_pb2.NodeDescription:

@@ -76,3 +76,26 @@ def request_bytes(api_key: int, version: int, tree: Tree, correlation_id: int = 
     entity_writer(schema.__header_schema__)(out, entity_of(schema.__header_schema__, head))
     entity_writer(schema)(out, entity_of(schema, tree))
     return out.getvalue()
+
+
+def produce_tree(
+    batches: Mapping[int, bytes], topic: str = "t", *, acks: int = -1, timeout_ms: int = 20_000
+) -> Tree:
+    """Return the tree of a Produce request with a batch for each partition."""
+    rows = [{"index": partition, "records": records} for partition, records in batches.items()]
+    return {
+        "transactional_id": None,
+        "acks": acks,
+        "timeout": timeout_ms,
+        "topic_data": [{"name": topic, "partition_data": rows}],
+    }
+
+
+def metadata_tree(*topics: str, creates: bool = True) -> Tree:
+    """Return the tree of a Metadata request for some topics, or for all without any."""
+    return {
+        "topics": [{"name": name} for name in topics] or None,
+        "allow_auto_topic_creation": creates,
+        "include_cluster_authorized_operations": False,
+        "include_topic_authorized_operations": False,
+    }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from streammeta.storage.adoption.ahead import entries_ahead
 from streammeta.storage.adoption.model import (
     AdoptedRange,
     Candidate,
@@ -14,6 +17,7 @@ from streammeta.storage.adoption.model import (
 )
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 from streammeta.storage.adoption.survey import copy_torn
+from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from tests.kit.memory_store import MemoryObjectStore
 
@@ -242,3 +246,34 @@ def test_torn_objects_are_copied_to_the_keys_of_free_ids() -> None:
     copies = [store.get_range(key_for(object_id, "here")) for object_id in (99, 98)]
     assert copies == [b"object 5", b"object 6"]
     assert store.get_range(key_for(5, "here")) == b"object 5"
+
+
+# ---- entries ahead of the metadata ----
+
+
+def index_entry(stream_id: int, start: int, end: int) -> IndexEntry:
+    return IndexEntry(stream_id, start, end, record_count=1, position=0, size=100)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_ahead"),
+    [(0, True), (4, True), (5, True), (7, True), (9, True), (10, False), (11, False)],
+)
+def test_an_entry_is_ahead_until_its_stream_has_reached_its_end(end: int, is_ahead: bool) -> None:
+    spans = index_entry(1, 5, 10)
+    assert entries_ahead([spans], {1: end}) == ((spans,) if is_ahead else ())
+
+
+def test_a_deleted_stream_has_no_entry_ahead_and_a_stream_to_come_has_all() -> None:
+    of_deleted, of_later = index_entry(1, 0, 10), index_entry(7, 0, 1)
+    assert entries_ahead([of_deleted, of_later], {7: 0}) == (of_later,)
+
+
+def test_only_the_entries_ahead_are_returned_in_their_order() -> None:
+    entries = [
+        index_entry(1, 0, 5),
+        index_entry(1, 5, 9),
+        index_entry(2, 0, 3),
+        index_entry(3, 8, 9),
+    ]
+    assert entries_ahead(entries, {1: 5, 2: 3, 3: 0}) == (entries[1], entries[3])

@@ -1,11 +1,12 @@
-"""Pages of objects: read as botocore reads them, and refused unless they are whole."""
+"""Pages of objects, versions and uploads: read as botocore reads them, refused unless whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from urllib.parse import quote_plus
+from typing import Any
+from urllib.parse import quote_plus, unquote_plus
 from xml.sax.saxutils import escape
 
 import botocore.parsers
@@ -15,17 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
-from streammeta.storage.object_store.protocol.base import ObjectInfo
+from streammeta.storage.object_store.protocol.base import MultipartUpload, ObjectInfo, OldVersion
 from streammeta.storage.object_store.s3 import object_page
 from streammeta.storage.object_store.s3.listing_page import ListingPage, to_ms
 from streammeta.storage.object_store.s3.object_page import read_object_page
+from streammeta.storage.object_store.s3.upload_page import read_upload_page
+from streammeta.storage.object_store.s3.version_page import read_version_page
 
-SHAPE = (
-    botocore.session.get_session()
-    .get_service_model("s3")
-    .operation_model("ListObjectsV2")
-    .output_shape
-)
+SERVICE = botocore.session.get_session().get_service_model("s3")
 NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
@@ -42,20 +40,27 @@ def page(
     *entries: str, more: str = "<IsTruncated>false</IsTruncated>", attributes: str = NAMESPACE
 ) -> bytes:
     """A page with these keys."""
-    inside = f"<Name>b</Name><Prefix></Prefix>{more}{''.join(entries)}"
-    root = f"<ListBucketResult {attributes}>{inside}</ListBucketResult>"
-    return f'<?xml version="1.0"?>\n{root}'.encode()
+    head = f"<Name>b</Name><Prefix></Prefix>{more}"
+    return document("ListBucketResult", head, *entries, attributes=attributes)
+
+
+def document(kind: str, *inside: str, attributes: str = NAMESPACE) -> bytes:
+    """A page of any kind."""
+    return f'<?xml version="1.0"?>\n<{kind} {attributes}>{"".join(inside)}</{kind}>'.encode()
+
+
+def parse_slowly(operation: str, body: bytes) -> Any:
+    """The slow model."""
+    shape = SERVICE.operation_model(operation).output_shape
+    assert shape is not None
+    answer = {"body": body, "headers": {}, "status_code": 200}
+    return botocore.parsers.create_parser("rest-xml").parse(answer, shape)
 
 
 def by_botocore(body: bytes) -> list[ObjectInfo]:
-    """The slow model."""
-    assert SHAPE is not None
-    parsed = botocore.parsers.create_parser("rest-xml").parse(
-        {"body": body, "headers": {}, "status_code": 200}, SHAPE
-    )
     return [
         ObjectInfo(one["Key"], one["Size"], to_ms(one["LastModified"]), one["ETag"].strip('"'))
-        for one in parsed.get("Contents", [])
+        for one in parse_slowly("ListObjectsV2", body).get("Contents", [])
     ]
 
 
@@ -86,12 +91,6 @@ def test_keys_that_no_document_may_hold_come_encoded(names: list[str]) -> None:
 def test_keys_that_are_not_said_to_be_encoded_are_taken_as_they_are() -> None:
     (found,) = read_object_page(page(entry("a%20b+c"))).entries
     assert found == ObjectInfo("a%20b+c", 1, 1_795_450_917_250, "e-1")
-
-
-def test_a_page_names_the_next_one() -> None:
-    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t&amp;1</NextContinuationToken>"
-    assert read_object_page(page(entry(), more=more)).next_options == {"ContinuationToken": "t&1"}
-    assert read_object_page(page(entry())).next_options is None
 
 
 @pytest.mark.parametrize("attributes", ["", 'xmlns="urn:other"'])
@@ -186,15 +185,15 @@ def outcome(
         return type(error)
 
 
-TRUNCATED = "<IsTruncated>true</IsTruncated>"
+MORE = "<IsTruncated>true</IsTruncated>"
 
 
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
         (page(more=""), "IsTruncated is '', expected true or false"),
-        (page(more=TRUNCATED), "NextContinuationToken is missing"),
-        (page(more=f"{TRUNCATED}<NextContinuationToken/>"), "NextContinuationToken is missing"),
+        (page(more=MORE), "NextContinuationToken is missing"),
+        (page(more=f"{MORE}<NextContinuationToken/>"), "NextContinuationToken is missing"),
         (page(entry(size="-1")), "size of 'k' is '-1'"),
         (page(entry(size="")), "size of 'k' is ''"),
         (page(entry(size=10**18)), "size of 'k' is '1000000000000000000'"),
@@ -224,13 +223,6 @@ def test_a_key_that_no_document_may_hold_is_refused(key: str) -> None:
         read_object_page(body)
 
 
-def test_a_page_that_broke_off_is_asked_for_again() -> None:
-    whole = page(entry(), entry("l"))
-    for length in range(len(whole)):
-        with pytest.raises(StoreUnavailableError, match="XML"):
-            read_object_page(whole[:length])
-
-
 @settings(max_examples=200)
 @given(st.integers(0), st.binary(min_size=1, max_size=3))
 def test_damage_never_escapes_as_another_error(at: int, damage: bytes) -> None:
@@ -238,3 +230,171 @@ def test_damage_never_escapes_as_another_error(at: int, damage: bytes) -> None:
     at %= len(whole)
     with suppress(StorageError):
         read_object_page(whole[:at] + damage + whole[at + len(damage) :])
+
+
+# ---- versions and uploads ----
+
+LAST = "<IsTruncated>false</IsTruncated>"
+ENCODED = "<EncodingType>url</EncodingType>"
+AT = "2026-11-23T16:21:57.250Z"
+
+
+def versions(*inside: str) -> bytes:
+    """A page of versions."""
+    return document("ListVersionsResult", *inside)
+
+
+def uploads(*inside: str) -> bytes:
+    """A page of uploads."""
+    return document("ListMultipartUploadsResult", *inside)
+
+
+def version(
+    key: str = "k", latest: str = "false", size: object = 1, at: str = AT, name: str = "v"
+) -> str:
+    """A version, as it stands in the document."""
+    return (
+        f"<Version><Key>{key}</Key><VersionId>{name}</VersionId><IsLatest>{latest}</IsLatest>"
+        f"<LastModified>{at}</LastModified><ETag>&quot;e&quot;</ETag><Size>{size}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Version>"
+    )
+
+
+def marker(key: str = "k", at: str = AT, name: str = "m") -> str:
+    """A delete marker, as it stands in the document."""
+    return (
+        f"<DeleteMarker><Key>{key}</Key><VersionId>{name}</VersionId><IsLatest>true</IsLatest>"
+        f"<LastModified>{at}</LastModified></DeleteMarker>"
+    )
+
+
+def upload(key: str = "k", name: str = "u", at: str = AT) -> str:
+    """An upload, as it stands in the document."""
+    return (
+        f"<Upload><Key>{key}</Key><UploadId>{name}</UploadId><Owner><ID>o</ID></Owner>"
+        f"<Initiated>{at}</Initiated></Upload>"
+    )
+
+
+encoded_keys = st.text(min_size=1, max_size=20).map(quote_plus)
+times = st.integers(0, 2**32).map(lambda s: f"{datetime.fromtimestamp(s, UTC):%FT%T}.250Z")
+version_entries = st.builds(
+    version, encoded_keys, st.sampled_from(["true", "false"]), st.integers(0, 10**18 - 1), times
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(version_entries | st.builds(marker, encoded_keys, times), max_size=6))
+def test_versions_are_read_as_botocore_reads_them(entries: list[str]) -> None:
+    body = versions(LAST, ENCODED, *entries)
+    parsed = parse_slowly("ListObjectVersions", body)
+    found = [one for one in parsed.get("Versions", []) if not one["IsLatest"]]
+    found += parsed.get("DeleteMarkers", [])
+    assert list(read_version_page(body).entries) == [
+        OldVersion(
+            unquote_plus(one["Key"]),
+            one["VersionId"],
+            one.get("Size", 0),
+            to_ms(one["LastModified"]),
+            "Size" not in one,
+        )
+        for one in found
+    ]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.builds(upload, encoded_keys, st.sampled_from(["u1", "u2"]), times), max_size=6))
+def test_uploads_are_read_as_botocore_reads_them(entries: list[str]) -> None:
+    body = uploads(LAST, ENCODED, *entries)
+    assert list(read_upload_page(body).entries) == [
+        MultipartUpload(unquote_plus(one["Key"]), one["UploadId"], to_ms(one["Initiated"]))
+        for one in parse_slowly("ListMultipartUploads", body).get("Uploads", [])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "options"),
+    [
+        (read_object_page, page(entry()), None),
+        (
+            read_object_page,
+            page(entry(), more=f"{MORE}<NextContinuationToken>t&amp;1</NextContinuationToken>"),
+            {"ContinuationToken": "t&1"},
+        ),
+        (read_version_page, versions(LAST), None),
+        (
+            read_version_page,
+            versions(
+                MORE,
+                ENCODED,
+                "<NextKeyMarker>a%2Bb</NextKeyMarker><NextVersionIdMarker>v%2B</NextVersionIdMarker>",
+            ),
+            {"KeyMarker": "a+b", "VersionIdMarker": "v%2B"},
+        ),
+        (
+            read_version_page,
+            versions(MORE, "<NextKeyMarker>a</NextKeyMarker><NextVersionIdMarker/>"),
+            {"KeyMarker": "a"},
+        ),
+        (
+            read_upload_page,
+            uploads(
+                MORE,
+                "<NextKeyMarker>a</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>",
+            ),
+            {"KeyMarker": "a", "UploadIdMarker": "u"},
+        ),
+    ],
+)
+def test_a_page_names_the_next_one(
+    read: Callable[[bytes], ListingPage[Any]], body: bytes, options: dict[str, str] | None
+) -> None:
+    assert read(body).next_options == options
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "complaint"),
+    [
+        (read_version_page, versions(), "IsTruncated is '', expected true or false"),
+        (read_version_page, versions(MORE), "NextKeyMarker is missing"),
+        (read_version_page, versions(LAST, version(size="")), "size of a version of 'k' is ''"),
+        (read_version_page, versions(LAST, version(size="-1")), "size of a version of 'k' is '-1'"),
+        (read_version_page, versions(LAST, version(latest="")), "IsLatest of 'k' is ''"),
+        (read_version_page, versions(LAST, version("")), "key '' has version 'v'"),
+        (read_version_page, versions(LAST, version(at="soon")), "'soon' is not a time"),
+        (read_version_page, versions(LAST, marker("")), "key '' has version 'm'"),
+        (
+            read_version_page,
+            versions(LAST, "<DeleteMarker><Key>k</Key></DeleteMarker>"),
+            "version None and time None",
+        ),
+        (read_version_page, uploads(LAST), "expected ListVersionsResult"),
+        (read_upload_page, uploads(), "IsTruncated is '', expected true or false"),
+        (read_upload_page, uploads(MORE), "NextKeyMarker is missing"),
+        (read_upload_page, uploads(LAST, upload("")), "key '' has upload 'u'"),
+        (read_upload_page, uploads(LAST, upload(name="")), "has upload ''"),
+        (read_upload_page, uploads(LAST, upload(at="2026-11-23T16:21:57")), "has no zone"),
+        (read_upload_page, versions(LAST), "expected ListMultipartUploadsResult"),
+    ],
+)
+def test_what_is_no_page_of_versions_or_uploads_is_refused(
+    read: Callable[[bytes], ListingPage[Any]], body: bytes, complaint: str
+) -> None:
+    with pytest.raises(StoreRejectedError, match=complaint):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (read_object_page, page(entry(), entry("l"))),
+        (read_version_page, versions(LAST, version(), marker())),
+        (read_upload_page, uploads(LAST, upload())),
+    ],
+)
+def test_a_page_that_broke_off_is_asked_for_again(
+    read: Callable[[bytes], ListingPage[Any]], body: bytes
+) -> None:
+    for length in range(len(body)):
+        with pytest.raises(StoreUnavailableError, match="XML"):
+            read(body[:length])
