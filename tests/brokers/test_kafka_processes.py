@@ -16,14 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from streammeta.brokers.kafka.protocol.codes import Code
-from streammeta.cli.local.local_cluster import (
-    PROGRAM,
-    Child,
-    LocalCluster,
-    free_ports,
-    start_child,
-    tls_words,
-)
+from streammeta.cli.local import local_cluster
 from streammeta.client.parts import ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
@@ -79,7 +72,7 @@ _NOTHING_LOST = {
 }
 
 
-def _produce_over_two(brokers: KafkaBrokers) -> tuple[Child, list[str]]:
+def _produce_over_two(brokers: KafkaBrokers) -> tuple[local_cluster.Child, list[str]]:
     """Return a client that has produced a quarter of its records, and two brokers' addresses."""
     addresses = [brokers.start(node_id) for node_id in (1, 2)]
     client = brokers.run("failover_script.py", ",".join(addresses), "moved", "2000")
@@ -135,7 +128,7 @@ def test_clients_that_show_a_certificate_connect_over_tls(
 ) -> None:
     authority = Authority(tmp_path, "clients")
     own, client = authority.issue("broker/1"), authority.issue("broker/7")
-    address = brokers.start(1, *tls_words(own, "listen-tls"))
+    address = brokers.start(1, *local_cluster.tls_words(own, "listen-tls"))
     trusting = {"bootstrap.servers": address, "security.protocol": "SSL"}
     trusting["ssl.ca.location"] = str(authority.ca)
     shown = {
@@ -150,7 +143,7 @@ def test_clients_that_show_a_certificate_connect_over_tls(
             AdminClient({**settings}).list_topics(timeout=2)
 
 
-async def _partition_streams(cluster: LocalCluster) -> list[int]:
+async def _partition_streams(cluster: local_cluster.LocalCluster) -> list[int]:
     async with ControllerClient(cluster.endpoints) as client:
         return [one.stream_id async for one in client.describe_streams() if "0" in one.tags]
 
@@ -258,11 +251,13 @@ def test_a_broker_without_controllers_ends_on_a_signal_and_says_what_it_leaves(
 def test_a_broker_ends_on_a_signal_while_it_still_joins(brokers: KafkaBrokers) -> None:
     for controller in brokers.cluster.children.values():
         controller.kill()
-    (port,) = free_ports(1)
+    (port,) = local_cluster.free_ports(1)
     words = ["--connect", brokers.cluster.connect, "--store", brokers.cluster.store_uri]
     listen = ["--node-id", "1", "--listen", f"127.0.0.1:{port}"]
     log = brokers.cluster.root / "joining.log"
-    child = start_child("joining", [*PROGRAM, "kafka", *words, *listen], log)
+    child = local_cluster.start_child(
+        "joining", [*local_cluster.PROGRAM, "kafka", *words, *listen], log
+    )
     try:
         wait_until(lambda: _is_open(port), "the listener")
     finally:

@@ -14,12 +14,8 @@ from streammeta.brokers.kafka.calls.record_calls import UnansweredRefusalError
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol.wire import Request
+from streammeta.brokers.kafka.service import server
 from streammeta.brokers.kafka.service import server as module
-from streammeta.brokers.kafka.service.server import (
-    FRAME_MAX,
-    UNAUTHENTICATED_FRAME_MAX,
-    KafkaServer,
-)
 from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_wire import framed, request_bytes
 
@@ -93,7 +89,7 @@ class Peer:
         self.ask(2, _TOKEN, {"auth_bytes": b"\0alice\0" + password.encode()})
 
 
-class CountingServer(KafkaServer):
+class CountingServer(server.KafkaServer):
     """Counts the frames that it has read."""
 
     frames = 0
@@ -224,7 +220,7 @@ async def test_requests_behind_one_that_is_answered_later_begin_meanwhile() -> N
         assert [await peer.answered() for _ in range(2)] == [1, 2]
 
 
-@pytest.mark.parametrize("size", [-1, 0, 7, FRAME_MAX + 1, 2**31 - 1])
+@pytest.mark.parametrize("size", [-1, 0, 7, server.FRAME_MAX + 1, 2**31 - 1])
 async def test_a_frame_of_a_size_that_no_request_has_ends_its_connection_unread(size: int) -> None:
     async with _place() as place, place.peer() as peer:
         peer.writer.write(size.to_bytes(4, "big", signed=True))
@@ -260,7 +256,7 @@ async def test_a_user_is_served_after_the_right_password(users: Users) -> None:
 
 async def test_a_stranger_may_send_small_frames_alone(users: Users) -> None:
     async with _place(users) as place, place.peer() as peer:
-        peer.writer.write((UNAUTHENTICATED_FRAME_MAX + 1).to_bytes(4, "big"))
+        peer.writer.write((server.UNAUTHENTICATED_FRAME_MAX + 1).to_bytes(4, "big"))
         assert await peer.ends() == b""
         assert place.server._tally.connections_refused == 1, "by its size, not for its silence"
 

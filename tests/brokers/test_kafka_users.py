@@ -13,12 +13,8 @@ import pytest
 
 from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.brokers.kafka.protocol.wire import MalformedRequestError, Request, read_request
+from streammeta.brokers.kafka.service import authentication
 from streammeta.brokers.kafka.service import authentication as module
-from streammeta.brokers.kafka.service.authentication import (
-    Authentication,
-    AuthenticationFailedError,
-    read_plain,
-)
 from streammeta.brokers.kafka.service.users import (
     PASSWORD_MAX,
     PasswordHash,
@@ -158,7 +154,7 @@ def test_entry_is_refused_that_could_not_be_used(name: str, password: str) -> No
 def test_message_of_plain_has_a_name_and_a_password(
     token: bytes, expected: tuple[str, str] | None
 ) -> None:
-    assert read_plain(token) == expected
+    assert authentication.read_plain(token) == expected
 
 
 def _request(api_key: int, version: int, **tree: Any) -> Request:
@@ -174,7 +170,7 @@ def _token(password: str) -> Request:
 
 
 async def test_connection_authenticates_by_handshake_and_password(path: Path) -> None:
-    one = Authentication(Users(path))
+    one = authentication.Authentication(Users(path))
     assert (await one.answer(_request(18, 0)))["error_code"] is Code.NONE
     shaken = await one.answer(_handshake())
     assert shaken == {"error_code": Code.NONE, "mechanisms": ("PLAIN",)}
@@ -187,10 +183,10 @@ async def test_wrong_password_is_answered_late_and_ends_the_connection(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FAILURE_DELAY_S", 0.02)
-    one = Authentication(Users(path))
+    one = authentication.Authentication(Users(path))
     await one.answer(_handshake())
     began = asyncio.get_running_loop().time()
-    with pytest.raises(AuthenticationFailedError) as found:
+    with pytest.raises(authentication.AuthenticationFailedError) as found:
         await one.answer(_token("guessed"))
     assert asyncio.get_running_loop().time() - began >= 0.02
     assert found.value.answer is not None
@@ -200,8 +196,8 @@ async def test_wrong_password_is_answered_late_and_ends_the_connection(
 
 
 async def test_other_mechanism_is_told_which_there_is(path: Path) -> None:
-    one = Authentication(Users(path))
-    with pytest.raises(AuthenticationFailedError) as found:
+    one = authentication.Authentication(Users(path))
+    with pytest.raises(authentication.AuthenticationFailedError) as found:
         await one.answer(_handshake("SCRAM-SHA-256"))
     assert found.value.answer == {
         "error_code": Code.UNSUPPORTED_SASL_MECHANISM,
@@ -211,7 +207,7 @@ async def test_other_mechanism_is_told_which_there_is(path: Path) -> None:
 
 async def test_nothing_else_is_served_before(path: Path) -> None:
     metadata = _request(16, 0)
-    one = Authentication(Users(path))
+    one = authentication.Authentication(Users(path))
     for early in (metadata, _token("wonder land: é")):
         with pytest.raises(MalformedRequestError):
             await one.answer(early)
@@ -223,7 +219,7 @@ async def test_nothing_else_is_served_before(path: Path) -> None:
 
 
 async def test_old_handshake_is_followed_by_bare_tokens(path: Path) -> None:
-    one = Authentication(Users(path))
+    one = authentication.Authentication(Users(path))
     await one.answer(_handshake(version=0))
     assert one.expects_bare_token
     await one.verify_token(b"\0alice\0" + "wonder land: é".encode())

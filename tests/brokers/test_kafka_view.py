@@ -11,14 +11,8 @@ import yaml
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import ClusterView, Endpoint, Leader, Topic
 from streammeta.brokers.kafka.cluster.topic_configs import checked, log_config
+from streammeta.brokers.kafka.protocol import wire
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
-from streammeta.brokers.kafka.protocol.wire import (
-    MalformedRequestError,
-    Request,
-    api_versions,
-    read_request,
-    write_response,
-)
 from tests.conformance.test_conformance import VECTORS
 from tests.kit.kafka_wire import read_response
 
@@ -90,31 +84,31 @@ def _vectors() -> dict[str, dict[str, dict[str, str]]]:
 
 def test_request_of_another_implementation_is_read() -> None:
     raw = bytes.fromhex(_vectors()["wire_api_versions"]["derived"]["request_hex"])
-    request = read_request(raw)
+    request = wire.read_request(raw)
     assert (request.api_key, request.version, request.correlation_id) == (18, 3, 1)
     assert (request.client_id, request.body.client_software_name) == ("c", "test")
-    with pytest.raises(MalformedRequestError):
-        read_request(raw + b"!")
+    with pytest.raises(wire.MalformedRequestError):
+        wire.read_request(raw + b"!")
 
 
 def test_all_topics_are_asked_for_as_librdkafka_does() -> None:
     """It writes the length of an array that is absent in four bytes, and Apache Kafka takes it."""
     raw = bytes.fromhex("0003000c00000005000772646b61666b610000000000010000")
-    request = read_request(raw)
+    request = wire.read_request(raw)
     assert (request.api_key, request.version, request.body.topics) == (3, 12, None)
     for other in (raw + b"!", raw[:-1], raw.replace(b"\x00\x0c", b"\x00\x08", 1)):
-        with pytest.raises(MalformedRequestError):
-            read_request(other)
+        with pytest.raises(wire.MalformedRequestError):
+            wire.read_request(other)
 
 
 def test_unknown_version_of_api_versions_is_answered_in_the_oldest_layout() -> None:
     wanted = _vectors()["wire_api_versions_unknown_version"]["derived"]["response_hex"]
-    request = Request(18, 9, 1, "", None)
+    request = wire.Request(18, 9, 1, "", None)
     tree = {
-        **api_versions(request),
+        **wire.api_versions(request),
         "api_keys": [{"api_key": 18, "min_version": 0, "max_version": 3}],
     }
-    answer = b"".join(write_response(request, tree))
+    answer = b"".join(wire.write_response(request, tree))
     assert answer[4:].hex() == wanted
 
 
@@ -178,7 +172,7 @@ def test_answers_have_the_bytes_of_another_implementation(
         version = int(key.removeprefix("v").removesuffix("_body_hex"))
         if (api, version) in ((22, 4),):
             continue  # not served
-        answer = b"".join(write_response(Request(api, version, 7, "", object()), tree))
+        answer = b"".join(wire.write_response(wire.Request(api, version, 7, "", object()), tree))
         assert answer[8:].hex() == wanted, key
         checked_versions += 1
     assert checked_versions
@@ -200,7 +194,7 @@ def test_records_are_written_without_a_copy_and_the_frame_is_whole() -> None:
         ]
         responses = [{"topic": "t", "partitions": rows}]
         tree = {"error_code": 0, "session_id": 0, "responses": responses}
-        return write_response(Request(1, 11, 7, "", object()), tree)
+        return wire.write_response(wire.Request(1, 11, 7, "", object()), tree)
 
     large, small = bytes(range(256)) * 4096, b"small"
     pieces = of(large, small, large)

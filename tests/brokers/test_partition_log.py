@@ -9,20 +9,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.partition import opening
-from streammeta.brokers.partition.errors import (
-    BatchTooLargeError,
-    CorruptBatchError,
-    DamagedPartitionError,
-    InvalidBatchError,
-    InvalidProducerEpochError,
-    InvalidTimestampError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-    PartitionClosedError,
-    PartitionFailedError,
-    UnsupportedBatchError,
-)
+from streammeta.brokers.partition import errors, opening
 from streammeta.brokers.partition.log import LogConfig, PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
 from streammeta.brokers.partition.producer_state import EXPIRATION_MS
@@ -96,14 +83,14 @@ async def test_streams_carry_topic_and_partition_as_tags() -> None:
 @pytest.mark.parametrize(
     ("payload", "error"),
     [
-        (b"", InvalidBatchError),
-        (plain("a")[:-1], InvalidBatchError),
-        (plain("a")[:-1] + b"!", CorruptBatchError),
-        (plain("a") + plain("b"), InvalidBatchError),
-        (make_batch([Rec(1)], attributes=0x20), InvalidBatchError),
-        (make_batch([Rec(1)], attributes=0x10), UnsupportedBatchError),
-        (make_batch([Rec(1)], producer_id=3), InvalidBatchError),
-        (plain("a" * 2000), BatchTooLargeError),
+        (b"", errors.InvalidBatchError),
+        (plain("a")[:-1], errors.InvalidBatchError),
+        (plain("a")[:-1] + b"!", errors.CorruptBatchError),
+        (plain("a") + plain("b"), errors.InvalidBatchError),
+        (make_batch([Rec(1)], attributes=0x20), errors.InvalidBatchError),
+        (make_batch([Rec(1)], attributes=0x10), errors.UnsupportedBatchError),
+        (make_batch([Rec(1)], producer_id=3), errors.InvalidBatchError),
+        (plain("a" * 2000), errors.BatchTooLargeError),
     ],
     ids=["none", "cut", "checksum", "two", "control", "transaction", "no sequence", "large"],
 )
@@ -122,7 +109,7 @@ async def test_batch_shows_once_it_is_durable() -> None:
     first, second = await log.append(plain("a")), await log.append(plain("b"))
     assert log.high_watermark == 0
     assert await log.read(0, 1000) == b""
-    with pytest.raises(OffsetOutOfRangeError):
+    with pytest.raises(errors.OffsetOutOfRangeError):
         await log.read(1, 1000)
     streams.settle(1)
     await first.durable
@@ -139,7 +126,7 @@ async def test_nothing_is_read_before_it_is_durable() -> None:
     taken_back = await log.append(plain("b"))
     assert [batch.base_offset for batch in read_batches(await log.read(0, 1 << 20))] == [0]
     streams.pending.pop().future.set_exception(OSError("the store is gone"))
-    with pytest.raises(PartitionFailedError):
+    with pytest.raises(errors.PartitionFailedError):
         await taken_back.durable
     assert await _values(log) == [(0, b"a")]
 
@@ -152,11 +139,11 @@ async def test_a_failed_log_takes_nothing_though_later_appends_succeed() -> None
     streams.pending.pop(0).future.cancel()
     streams.pending.pop().future.set_result(1)
     for appended in (failed, behind):
-        with pytest.raises(PartitionFailedError):
+        with pytest.raises(errors.PartitionFailedError):
             await appended.durable
     assert not log.is_writable
     assert log.high_watermark == 0
-    with pytest.raises(PartitionFailedError):
+    with pytest.raises(errors.PartitionFailedError):
         await log.append(plain("c"))
 
 
@@ -178,7 +165,7 @@ async def test_watchers_hear_of_durable_batches_failures_and_the_end() -> None:
         failed = await log.append(plain("b"))
         assert len(heard) == 1
         streams.pending.pop().future.set_exception(OSError("the store is gone"))
-        with pytest.raises(PartitionFailedError):
+        with pytest.raises(errors.PartitionFailedError):
             await failed.durable
         assert heard == [(1, True), (1, False)]
         log.give_up()
@@ -215,7 +202,7 @@ async def test_repeated_batch_is_answered_with_its_offset_once_it_is_durable() -
 async def test_producer_0_is_idempotent_too() -> None:
     log = await _open(MemoryStreams())
     assert [await _append(log, sequenced(0, 0, at)) for at in (0, 0, 1)] == [0, 0, 1]
-    with pytest.raises(OutOfOrderSequenceError):
+    with pytest.raises(errors.OutOfOrderSequenceError):
         await log.append(sequenced(0, 0, 5))
 
 
@@ -239,9 +226,9 @@ async def test_a_producer_of_old_records_is_not_forgotten(time: int) -> None:
 async def test_sequence_of_producer_is_checked() -> None:
     log = await _open(MemoryStreams())
     await _append(log, sequenced(7, 1, 0, 3))
-    with pytest.raises(OutOfOrderSequenceError, match="sequence 4"):
+    with pytest.raises(errors.OutOfOrderSequenceError, match="sequence 4"):
         await log.append(sequenced(7, 1, 4))
-    with pytest.raises(InvalidProducerEpochError):
+    with pytest.raises(errors.InvalidProducerEpochError):
         await log.append(sequenced(7, 0, 3))
     assert await _append(log, sequenced(7, 1, 3)) == 3
 
@@ -256,7 +243,7 @@ async def test_all_five_batches_of_a_producer_are_known_to_the_next_owner(is_cle
         await log.close()
     successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
     assert [await _append(successor, sequenced(7, 0, at, 2)) for at in (2, 4, 10)] == [2, 4, 10]
-    with pytest.raises(OutOfOrderSequenceError):
+    with pytest.raises(errors.OutOfOrderSequenceError):
         await successor.append(sequenced(7, 0, 0, 2))
     assert await _append(successor, sequenced(7, 0, 12)) == 12
 
@@ -270,9 +257,9 @@ async def test_late_append_of_a_former_owner_fails_and_reaches_nobody() -> None:
     present = await _open(MemoryStreams(streams.table), former.stream_ids[0], epoch=1)
     await _append(present, plain("b"))
     streams.settle()
-    with pytest.raises(PartitionFailedError):
+    with pytest.raises(errors.PartitionFailedError):
         await late.durable
-    with pytest.raises(PartitionFailedError):
+    with pytest.raises(errors.PartitionFailedError):
         await former.append(plain("later"))
     assert await _values(present) == [(0, b"a"), (1, b"b")]
     assert present.end_of_epoch(0) == (0, 1)
@@ -330,7 +317,7 @@ async def _losing_its_batches(
     batch.future.set_exception(OSError("the store is gone"))
     streams.settle()
     streams.holds_back = False
-    with pytest.raises(PartitionFailedError):
+    with pytest.raises(errors.PartitionFailedError):
         await lost.durable
     return log
 
@@ -345,7 +332,7 @@ async def test_producers_are_known_though_the_newest_checkpoint_is_ahead_of_the_
     again = await _open(streams, log.stream_ids[0], epoch=1)
     assert again.high_watermark == 3
     assert await _append(again, sequenced(7, 0, 1, time=NOW)) == 1
-    with pytest.raises(OutOfOrderSequenceError):
+    with pytest.raises(errors.OutOfOrderSequenceError):
         await again.append(sequenced(7, 0, 4, time=NOW))
     assert await _append(again, sequenced(7, 0, 3, time=NOW + 3)) == 3
 
@@ -398,7 +385,7 @@ async def test_closed_log_takes_no_more_and_says_so() -> None:
     log = await _open(MemoryStreams())
     await log.close()
     for change in (log.append(plain("a")), log.roll(), log.trim(0), log.retain()):
-        with pytest.raises(PartitionClosedError):
+        with pytest.raises(errors.PartitionClosedError):
             await change
 
 
@@ -426,7 +413,7 @@ async def test_unreadable_value_fails_the_opening_and_names_its_offset() -> None
     streams = MemoryStreams()
     log = await _open(streams)
     await streams.append(log.stream_ids[0], b"\x00\x00\x00\x00\x03LOG{")
-    with pytest.raises(DamagedPartitionError, match="record 5"):
+    with pytest.raises(errors.DamagedPartitionError, match="record 5"):
         await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
 
 
@@ -457,7 +444,7 @@ async def test_retention_by_bytes_and_by_time() -> None:
     kept = sum(one.size for one in log.segments)
     assert kept >= 800
     assert kept - log.segments[0].size < 800
-    with pytest.raises(OffsetOutOfRangeError):
+    with pytest.raises(errors.OffsetOutOfRangeError):
         await log.read(start - 1, 100)
     log.config = replace(log.config, retention=Retention(age_ms=500))
     assert await log.retain() == 20
@@ -470,7 +457,9 @@ async def test_records_from_the_future_are_refused_and_change_nothing() -> None:
     late = plain("late", timestamp=NOW + 1001)
     mixed = make_batch([Rec(NOW * 1000, None, b"microseconds"), Rec(NOW, None, b"now")])
     for refused in (late, mixed):
-        with pytest.raises(InvalidTimestampError, match=r"message\.timestamp\.after\.max\.ms"):
+        with pytest.raises(
+            errors.InvalidTimestampError, match=r"message\.timestamp\.after\.max\.ms"
+        ):
             await log.append(refused)
     assert await _values(log) == [(0, b"in time")]
     assert await _append(log, plain("next", timestamp=NOW)) == 1
@@ -538,7 +527,7 @@ async def test_records_are_not_deleted_before_they_are_durable() -> None:
     streams.holds_back = True
     await log.append(plain("b"))
     waiting = await log.append(plain("c"))
-    with pytest.raises(OffsetOutOfRangeError):
+    with pytest.raises(errors.OffsetOutOfRangeError):
         await log.trim(2)
     streams.saves.clear()
     retaining = asyncio.create_task(log.retain())
@@ -555,7 +544,7 @@ async def test_deleted_records_stay_deleted_and_producers_stay_known() -> None:
     log = await _open(streams)
     await _append(log, sequenced(7, 0, 0, 4, time=NOW))
     assert await log.trim(3) == 3
-    with pytest.raises(OffsetOutOfRangeError):
+    with pytest.raises(errors.OffsetOutOfRangeError):
         await log.trim(5)
     successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
     assert successor.start_offset == 3

@@ -7,16 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from streammeta.brokers.partition import meta_map
 from streammeta.brokers.partition.errors import (
     InvalidProducerEpochError,
     OutOfOrderSequenceError,
 )
 from streammeta.brokers.partition.log_clock import log_clock
-from streammeta.brokers.partition.meta_map import (
-    PRODUCER_SNAPSHOTS,
-    encode_entry,
-    encode_snapshots,
-)
 from streammeta.brokers.partition.producer_state import (
     EXPIRATION_MS,
     ProducerStates,
@@ -48,8 +44,8 @@ def _states(*batches: bytes) -> ProducerStates:
 
 def _saved_rows(states: ProducerStates) -> tuple[ProducerState, ...]:
     """Return the rows of a snapshot of the states, read as a tool would."""
-    value = encode_snapshots({states.map_end: states.snapshot()})
-    snapshots = decode_meta_entry(encode_entry(PRODUCER_SNAPSHOTS, value)).value
+    value = meta_map.encode_snapshots({states.map_end: states.snapshot()})
+    snapshots = decode_meta_entry(meta_map.encode_entry(meta_map.PRODUCER_SNAPSHOTS, value)).value
     assert isinstance(snapshots, tuple)
     (snapshot,) = snapshots
     assert snapshot.offset == states.map_end

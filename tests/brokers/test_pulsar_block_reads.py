@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from streammeta.brokers.pulsar.blobs.blobs import MemoryBlobs
+from streammeta.brokers.pulsar.formats import ledger_values
 from streammeta.brokers.pulsar.formats.blocks import PADDING, BlockHeader, Entry, find_entry
 from streammeta.brokers.pulsar.formats.entry_places import EntryPlaces
 from streammeta.brokers.pulsar.formats.index_block import IndexBlock, IndexEntry, LedgerIndex
-from streammeta.brokers.pulsar.formats.ledger_values import (
-    LedgerInfo,
-    LedgerMetadata,
-    OffloadContext,
-    OffloadSegment,
-)
 from streammeta.brokers.pulsar.formats.object_names import data_name, index_name, object_metadata
 from streammeta.brokers.pulsar.ledger_reader import OPEN_HANDLES, LedgerReader
 from streammeta.brokers.pulsar.offloader import OffloadedLedger, Offloader
@@ -54,7 +49,7 @@ async def _opened(
     blobs = Counted()
     body = b"".join(pieces)
     header = BlockHeader(128 + len(body), first).encode()
-    metadata = LedgerMetadata(100, first + count - 1)
+    metadata = ledger_values.LedgerMetadata(100, first + count - 1)
     index = LedgerIndex((IndexEntry(first, 1, 0),), first + count - 1)
     block = IndexBlock(metadata, 128 + len(body), 128, index)
     await blobs.put(data_name(UUID, LEDGER), header + body, object_metadata("data", {}))
@@ -273,19 +268,19 @@ async def test_two_first_reads_of_a_ledger_open_one_handle() -> None:
 
 def test_a_copy_that_is_not_whole_has_no_field_for_it() -> None:
     """Bytes of the peer's class, which leaves `complete` out until it is true."""
-    half = OffloadContext(UUID, driver="aws-s3")
+    half = ledger_values.OffloadContext(UUID, driver="aws-s3")
     head = "08f7ccd5a2b4c6c80810ffddf7e6bcd7eacc88013208"
     assert half.encode().hex() == head + "0a066177732d7333"
-    assert OffloadContext.decode(half.encode()) == half
-    whole = OffloadContext(UUID, complete=True, driver="aws-s3")
+    assert ledger_values.OffloadContext.decode(half.encode()) == half
+    whole = ledger_values.OffloadContext(UUID, complete=True, driver="aws-s3")
     assert "1801" in whole.encode().hex()
-    segment = OffloadSegment(UUID, driver="aws-s3")
+    segment = ledger_values.OffloadSegment(UUID, driver="aws-s3")
     assert segment.encode().hex() == head.removesuffix("3208") + "3a080a066177732d7333"
-    assert OffloadSegment.decode(segment.encode()) == segment
-    info = LedgerInfo(7, 1, 2, 3, half)
-    assert LedgerInfo.decode(info.encode()) == info
+    assert ledger_values.OffloadSegment.decode(segment.encode()) == segment
+    info = ledger_values.LedgerInfo(7, 1, 2, 3, half)
+    assert ledger_values.LedgerInfo.decode(info.encode()) == info
     explicit = bytes.fromhex("08011001" + "1800")  # as an earlier version wrote it
-    assert not OffloadContext.decode(explicit).complete
+    assert not ledger_values.OffloadContext.decode(explicit).complete
 
 
 class Bodies(Ledger):
@@ -296,8 +291,8 @@ class Bodies(Ledger):
         self.bodies = bodies
 
     @property
-    def metadata(self) -> LedgerMetadata:
-        return LedgerMetadata(sum(map(len, self.bodies)), len(self.bodies) - 1)
+    def metadata(self) -> ledger_values.LedgerMetadata:
+        return ledger_values.LedgerMetadata(sum(map(len, self.bodies)), len(self.bodies) - 1)
 
     async def read(self, first: int, last: int) -> list[Entry]:
         return [Entry(at, self.bodies[at]) for at in range(first, last + 1)]

@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.brokers.pulsar import ledger_list
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
 from streammeta.brokers.pulsar.blobs.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
+from streammeta.brokers.pulsar.formats import read_errors
 from streammeta.brokers.pulsar.formats.blocks import Entry
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.formats.read_errors import (
-    IncorrectParameterError,
-    NoSuchLedgerError,
-    OffloadReadHandleClosedError,
-)
-from streammeta.brokers.pulsar.ledger_list import (
-    ManagedLedger,
-    ManagedLedgerFencedError,
-    OffloadPolicy,
-)
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams, StreamLedger
 from streammeta.brokers.pulsar.offloader import Offloader
@@ -57,9 +49,9 @@ async def _lives(endpoints: list[str], bucket: Path) -> None:
         version = await ClusterListStore(client, KEY).save(infos, 0)
         assert version > 0
 
-        async def owner() -> ManagedLedger:
+        async def owner() -> ledger_list.ManagedLedger:
             lists = ClusterListStore(client, KEY)
-            managed = ManagedLedger("ml", lists, sources, offloader, lambda: 5)
+            managed = ledger_list.ManagedLedger("ml", lists, sources, offloader, lambda: 5)
             await managed.open()
             return managed
 
@@ -71,7 +63,7 @@ async def _lives(endpoints: list[str], bucket: Path) -> None:
         reader = LedgerReader(await owner(), offloader)
         assert await reader.read(1, 0, 39) == wanted
         assert await reader.read(1, 7, 9) == wanted[7:10]
-        with pytest.raises(ManagedLedgerFencedError):
+        with pytest.raises(ledger_list.ManagedLedgerFencedError):
             await second.trim(2)
         assert second.is_fenced
         assert [one.ledger_id for one in (await owner()).ledgers] == [1, 2, 3]
@@ -113,14 +105,14 @@ async def _native(endpoints: list[str], bucket: Path) -> None:
         size = sum(map(len, bodies))
         infos = [LedgerInfo(one, len(bodies), size, one) for one in (1, 2)]
         await lists.save([*infos, LedgerInfo(3)], 0)
-        before = ManagedLedger("ml", lists, sources, objects, lambda: 5)
+        before = ledger_list.ManagedLedger("ml", lists, sources, objects, lambda: 5)
         await before.open()
         await before.offload_prefix(2, 0)
-        after = ManagedLedger(
+        after = ledger_list.ManagedLedger(
             "ml", lists, sources, streams, lambda: 5, DRIVER, former={"streammeta": objects}
         )
         await after.open()
-        await after.offload_due(OffloadPolicy(threshold_bytes=0))
+        await after.offload_due(ledger_list.OffloadPolicy(threshold_bytes=0))
         assert await after.delete_sources(0) == []
         first, second = (one.context for one in after.ledgers[:-1])
         assert first is not None
@@ -140,7 +132,7 @@ async def _native(endpoints: list[str], bucket: Path) -> None:
         # Another node deletes it as well: a closed stream belongs to nobody.
         await LedgerStreams(other, "ml").delete(2, second.uuid)
         await streams.delete(2, second.uuid)
-        with pytest.raises(NoSuchLedgerError):
+        with pytest.raises(read_errors.NoSuchLedgerError):
             await streams.open(2, second.uuid)
         assert await after.trim(3) == [1, 2]
         assert await objects.list_copies() == await streams.list_copies() == []
@@ -148,10 +140,10 @@ async def _native(endpoints: list[str], bucket: Path) -> None:
 
 async def _native_refusals(handle: StreamLedger, streams: LedgerStreams) -> None:
     for first, last in ((-1, 0), (0, 301), (5, 4)):
-        with pytest.raises(IncorrectParameterError):
+        with pytest.raises(read_errors.IncorrectParameterError):
             await handle.read(first, last)
     handle.close()
-    with pytest.raises(OffloadReadHandleClosedError):
+    with pytest.raises(read_errors.OffloadReadHandleClosedError):
         await handle.read(0, 0)
     uuid = "00000000-0000-4000-8000-000000000001"
     with pytest.raises(ValueError, match="empty"):
@@ -186,7 +178,7 @@ async def test_a_copy_that_another_node_writes_is_kept_until_it_is_back(tmp_path
             await stopped.wait()
             elsewhere = LedgerStreams(other, "ml")
             assert await elsewhere.list_copies() == [(1, uuid)]
-            with pytest.raises(NoSuchLedgerError):
+            with pytest.raises(read_errors.NoSuchLedgerError):
                 await elsewhere.open(1, uuid)
             with pytest.raises(BrokerClientError):
                 await elsewhere.delete(1, uuid)

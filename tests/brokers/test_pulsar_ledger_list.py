@@ -7,18 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from streammeta.brokers.pulsar import ledger_list
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadContext
-from streammeta.brokers.pulsar.ledger_list import (
-    NEVER,
-    ManagedLedger,
-    ManagedLedgerFencedError,
-    OffloadConflictError,
-    OffloadInProgressError,
-    OffloadPolicy,
-    due_ledgers,
-    reads_copy,
-    source_is_due,
-)
 from streammeta.brokers.pulsar.list_store import encode_list
 from tests.conformance.pulsar_ledgers import Copies, Sources
 from tests.conformance.pulsar_offload import MemoryLedger
@@ -35,8 +25,8 @@ def _closed(
     return LedgerInfo(ledger_id, 1, size, NOW - age_ms, context)
 
 
-def _due(policy: OffloadPolicy, *ledgers: LedgerInfo) -> list[int]:
-    return [info.ledger_id for info in due_ledgers(ledgers, policy, NOW)]
+def _due(policy: ledger_list.OffloadPolicy, *ledgers: LedgerInfo) -> list[int]:
+    return [info.ledger_id for info in ledger_list.due_ledgers(ledgers, policy, NOW)]
 
 
 # ---- policies ----
@@ -44,26 +34,26 @@ def _due(policy: OffloadPolicy, *ledgers: LedgerInfo) -> list[int]:
 
 def test_ledgers_over_the_size_are_due_summed_from_the_newest() -> None:
     ledgers = [_closed(at) for at in range(4)]
-    assert _due(OffloadPolicy(threshold_bytes=20), *ledgers) == [0, 1]
-    assert _due(OffloadPolicy(threshold_bytes=0), *ledgers) == [0, 1, 2, 3]
-    for threshold in (NEVER, None, 40):
-        assert _due(OffloadPolicy(threshold_bytes=threshold), *ledgers) == []
+    assert _due(ledger_list.OffloadPolicy(threshold_bytes=20), *ledgers) == [0, 1]
+    assert _due(ledger_list.OffloadPolicy(threshold_bytes=0), *ledgers) == [0, 1, 2, 3]
+    for threshold in (ledger_list.NEVER, None, 40):
+        assert _due(ledger_list.OffloadPolicy(threshold_bytes=threshold), *ledgers) == []
 
 
 def test_ledgers_of_an_age_are_due() -> None:
     ledgers = [_closed(0, age_ms=5_001), _closed(1, age_ms=5_000), _closed(2, age_ms=4_999)]
-    assert _due(OffloadPolicy(threshold_s=5), *ledgers) == [0, 1]
-    for threshold in (NEVER, None):
-        assert _due(OffloadPolicy(threshold_s=threshold), *ledgers) == []
+    assert _due(ledger_list.OffloadPolicy(threshold_s=5), *ledgers) == [0, 1]
+    for threshold in (ledger_list.NEVER, None):
+        assert _due(ledger_list.OffloadPolicy(threshold_s=threshold), *ledgers) == []
 
 
 def test_a_ledger_without_a_time_has_no_age() -> None:
-    assert _due(OffloadPolicy(threshold_s=5), replace(_closed(0), timestamp_ms=0)) == []
+    assert _due(ledger_list.OffloadPolicy(threshold_s=5), replace(_closed(0), timestamp_ms=0)) == []
 
 
 def test_what_is_empty_or_offloaded_is_not_due() -> None:
     ledgers = [_closed(0, size=0), _closed(1, complete=True), _closed(2)]
-    assert _due(OffloadPolicy(threshold_bytes=0, threshold_s=0), *ledgers) == [2]
+    assert _due(ledger_list.OffloadPolicy(threshold_bytes=0, threshold_s=0), *ledgers) == [2]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +65,7 @@ def test_what_is_empty_or_offloaded_is_not_due() -> None:
         (OffloadContext(UUIDS[0], True, None, 990), 10, False),
         (OffloadContext(UUIDS[0], True, True, 100), 10, False),
         (OffloadContext(UUIDS[0], False, None, 100), 10, False),
-        (OffloadContext(UUIDS[0], True, None, 100), NEVER, False),
+        (OffloadContext(UUIDS[0], True, None, 100), ledger_list.NEVER, False),
         (OffloadContext(UUIDS[0], True, None, 100), None, False),
         (None, 10, False),
     ],
@@ -83,19 +73,19 @@ def test_what_is_empty_or_offloaded_is_not_due() -> None:
 def test_a_source_is_due_after_the_lag_of_a_whole_copy(
     context: OffloadContext | None, lag_ms: int | None, wanted: bool
 ) -> None:
-    assert source_is_due(context, lag_ms, 1_000) is wanted
+    assert ledger_list.source_is_due(context, lag_ms, 1_000) is wanted
 
 
 def test_reads_go_to_whole_copies_alone() -> None:
     def reads(complete: bool, deleted: bool | None, *, source_first: bool = False) -> bool:
         context = OffloadContext(UUIDS[0], complete, deleted, 1)
-        return reads_copy(LedgerInfo(0, 1, 1, 1, context), source_first=source_first)
+        return ledger_list.reads_copy(LedgerInfo(0, 1, 1, 1, context), source_first=source_first)
 
     assert reads(True, None)
     assert reads(True, True, source_first=True)
     assert not reads(True, False, source_first=True)
     assert not reads(False, None)
-    assert not reads_copy(LedgerInfo(0, 1, 1, 1))
+    assert not ledger_list.reads_copy(LedgerInfo(0, 1, 1, 1))
 
 
 # ---- steps ----
@@ -116,8 +106,8 @@ class World:
     )
     uuids: list[str] = field(default_factory=lambda: list(UUIDS))
 
-    async def open(self) -> ManagedLedger:
-        managed = ManagedLedger(
+    async def open(self) -> ledger_list.ManagedLedger:
+        managed = ledger_list.ManagedLedger(
             "ml",
             self.store,
             self.sources,
@@ -150,9 +140,9 @@ async def test_a_sweep_waits_for_no_offload_of_its_own() -> None:
     managed = await world.open()
     offloading = asyncio.create_task(managed.offload(managed.ledgers[:1]))
     await world.copies.began.wait()
-    with pytest.raises(OffloadInProgressError):
+    with pytest.raises(ledger_list.OffloadInProgressError):
         await managed.sweep()
-    with pytest.raises(OffloadInProgressError):
+    with pytest.raises(ledger_list.OffloadInProgressError):
         await managed.offload(managed.ledgers[:1])
     world.copies.waits.set()
     await offloading
@@ -180,7 +170,7 @@ async def test_a_copy_whose_ledger_got_another_is_deleted_and_does_not_count() -
     await world.copies.began.wait()
     managed.ledgers[0] = managed.ledgers[0].with_context(OffloadContext(UUIDS[8]))
     world.copies.waits.set()
-    with pytest.raises(OffloadConflictError):
+    with pytest.raises(ledger_list.OffloadConflictError):
         await offloading
     assert world.copies.stored == {}
     assert not managed.ledgers[0].is_complete
@@ -191,11 +181,11 @@ async def test_an_owner_that_was_replaced_deletes_nothing() -> None:
     former, present = await world.open(), await world.open()
     await present.offload(present.ledgers[:1])
     for change in (former.trim(2), former.offload(former.ledgers[:1])):
-        with pytest.raises(ManagedLedgerFencedError):
+        with pytest.raises(ledger_list.ManagedLedgerFencedError):
             await change
     assert sorted(world.sources.ledgers) == [0, 1, 2]
     assert world.copies.stored == {UUIDS[0]: 0}
-    with pytest.raises(ManagedLedgerFencedError):
+    with pytest.raises(ledger_list.ManagedLedgerFencedError):
         await former.trim(1)
 
 
@@ -207,7 +197,7 @@ async def test_a_source_goes_only_after_the_list_says_so() -> None:
     present.now_ms = lambda: NOW + 1
     former.ledgers = list(present.ledgers)
     former.now_ms = present.now_ms
-    with pytest.raises(ManagedLedgerFencedError):
+    with pytest.raises(ledger_list.ManagedLedgerFencedError):
         await former.delete_sources(0)
     assert 0 in world.sources.ledgers
     assert await present.delete_sources(0) == [0]

@@ -8,24 +8,18 @@ from collections.abc import Awaitable
 
 import pytest
 
+from streammeta.brokers.pulsar import ledger_list
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.ledger_list import (
-    ManagedLedger,
-    ManagedLedgerFencedError,
-    OffloadInProgressError,
-    OffloadPolicy,
-    VersionConflictError,
-)
 from streammeta.brokers.pulsar.list_store import decode_list
 from streammeta.client import OwnerKey
 from tests.brokers.pulsar_kit import Topic
 from tests.kit.memory_keys import MemoryControllers
 
-ALL = OffloadPolicy(threshold_bytes=0)
+ALL = ledger_list.OffloadPolicy(threshold_bytes=0)
 
 
-def _named(managed: ManagedLedger) -> set[tuple[int, str]]:
+def _named(managed: ledger_list.ManagedLedger) -> set[tuple[int, str]]:
     contexts = [(info.ledger_id, info.context) for info in managed.ledgers]
     return {(ledger_id, context.uuid) for ledger_id, context in contexts if context is not None}
 
@@ -85,7 +79,7 @@ async def test_an_automatic_offload_waits_for_a_manual_one_and_a_manual_one_is_r
     await topic.copies.begun.wait()
     automatic = asyncio.create_task(managed.offload_due(ALL))
     await asyncio.sleep(0)
-    with pytest.raises(OffloadInProgressError):
+    with pytest.raises(ledger_list.OffloadInProgressError):
         await managed.offload_prefix(6, 0)
     topic.copies.blocked.set()
     assert await manual == (2, 0)
@@ -129,7 +123,7 @@ async def test_a_lost_answer_hides_no_other_owner() -> None:
         await former.trim(1)
     present = await topic.open()
     await present.trim(2)
-    with pytest.raises(ManagedLedgerFencedError):
+    with pytest.raises(ledger_list.ManagedLedgerFencedError):
         await former.trim(3)
     assert former.is_fenced
     assert [info.ledger_id for info in decode_list(topic.store.data)] == [2, 3, 4, 5, 6]
@@ -149,7 +143,7 @@ async def test_a_copy_that_the_stored_list_calls_whole_is_not_deleted() -> None:
     present = await topic.open()
     topic.now_ms += 1
     assert await present.delete_sources(0) == [0]
-    with pytest.raises(ManagedLedgerFencedError):
+    with pytest.raises(ledger_list.ManagedLedgerFencedError):
         await former.offload_due(ALL)
     assert topic.copies.kept == _named(present)
 
@@ -174,7 +168,7 @@ async def test_a_save_that_a_client_repeats_is_no_save_of_another() -> None:
     version = await lists.save(ledgers, 0)
     assert await lists.save(ledgers, 0) == version
     assert await lists.load() == (ledgers, version)
-    with pytest.raises(VersionConflictError):
+    with pytest.raises(ledger_list.VersionConflictError):
         await lists.save([LedgerInfo(2)], 0)
 
 

@@ -10,19 +10,10 @@ from uuid import UUID
 import pytest
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs, MemoryUpload
+from streammeta.brokers.pulsar.formats import ledger_values, read_errors
 from streammeta.brokers.pulsar.formats.blocks import PADDING, BlockHeader, Entry
 from streammeta.brokers.pulsar.formats.index_block import StreamingIndexBlock
-from streammeta.brokers.pulsar.formats.ledger_values import (
-    LedgerInfo,
-    OffloadContext,
-    OffloadSegment,
-)
 from streammeta.brokers.pulsar.formats.object_names import VERSION_KEY
-from streammeta.brokers.pulsar.formats.read_errors import (
-    IncorrectParameterError,
-    NoSuchLedgerError,
-    OffloadReadHandleClosedError,
-)
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.list_store import encode_list
@@ -194,8 +185,8 @@ async def test_a_segment_that_fails_beside_its_end_is_not_finished() -> None:
 
 
 async def test_the_index_says_what_is_known_of_a_closed_ledger() -> None:
-    closed = LedgerInfo(1, 50, 777, 9)
-    blobs, known = MemoryBlobs(), {1: closed, 2: LedgerInfo(2)}
+    closed = ledger_values.LedgerInfo(1, 50, 777, 9)
+    blobs, known = MemoryBlobs(), {1: closed, 2: ledger_values.LedgerInfo(2)}
     segment = StreamingSegment(blobs, _uuid(1), 1, 48, limits=LIMITS, known=known.get)
     for ledger_id, entry in _rows(1, 48, [3, 3]) + _rows(2, 0, [5, 5, 5]):
         assert segment.offer(ledger_id, entry) is OfferResult.SUCCESS
@@ -203,7 +194,7 @@ async def test_the_index_says_what_is_known_of_a_closed_ledger() -> None:
     index = StreamingIndexBlock.decode(blobs.kept[f"{_uuid(1)}-index"][0])
     assert {one: info for one, (info, _) in index.ledgers.items()} == {
         1: closed,
-        2: LedgerInfo(2, 3),
+        2: ledger_values.LedgerInfo(2, 3),
     }
 
 
@@ -211,16 +202,16 @@ async def test_reads_refuse_what_the_segments_do_not_have() -> None:
     blobs = MemoryBlobs()
     await _streamed(blobs, 1, _rows(1, 5, [3, 3, 3]))
     segments = Segments(blobs)
-    with pytest.raises(NoSuchLedgerError, match="ledger 2"):
+    with pytest.raises(read_errors.NoSuchLedgerError, match="ledger 2"):
         await segments.open(2, [_uuid(1)])
-    with pytest.raises(NoSuchLedgerError):
+    with pytest.raises(read_errors.NoSuchLedgerError):
         await segments.open(1, [_uuid(2)])
     handle = await segments.open(1, [_uuid(1)])
     for first, last in ((4, 6), (5, 8), (7, 6)):
-        with pytest.raises(IncorrectParameterError, match=r"5\.\.7"):
+        with pytest.raises(read_errors.IncorrectParameterError, match=r"5\.\.7"):
             await handle.read(first, last)
     handle.close()
-    with pytest.raises(OffloadReadHandleClosedError):
+    with pytest.raises(read_errors.OffloadReadHandleClosedError):
         await handle.read(5, 5)
 
 
@@ -249,23 +240,23 @@ async def test_damaged_segments_are_refused_and_never_read_as_something_else() -
         with pytest.raises(PayloadError, match=told):
             await handle.read(0, 4)
     del blobs.kept[_uuid(1)]
-    with pytest.raises(NoSuchLedgerError):
+    with pytest.raises(read_errors.NoSuchLedgerError):
         await handle.read(0, 4)
 
 
-def _context(*numbers: int, end: int | None = None) -> OffloadContext:
-    return OffloadContext(
+def _context(*numbers: int, end: int | None = None) -> ledger_values.OffloadContext:
+    return ledger_values.OffloadContext(
         "",
         complete=True,
         segments=tuple(
-            OffloadSegment(_uuid(one), True, 5, 6, end, "aws-s3", {"bucket": "b"})
+            ledger_values.OffloadSegment(_uuid(one), True, 5, 6, end, "aws-s3", {"bucket": "b"})
             for one in numbers
         ),
     )
 
 
 async def _managed(
-    blobs: MemoryBlobs, ledgers: list[LedgerInfo], segments: Segments | None
+    blobs: MemoryBlobs, ledgers: list[ledger_values.LedgerInfo], segments: Segments | None
 ) -> ManagedLedger:
     store, sources = MemoryListStore(encode_list(ledgers)), Sources({})
     managed = ManagedLedger("m", store, sources, Offloader(blobs), lambda: 0, segments=segments)
@@ -278,16 +269,16 @@ async def test_a_list_with_segments_is_read_and_trimmed() -> None:
     await _streamed(blobs, 1, _rows(1, 0, [9] * 5))
     await _streamed(blobs, 2, _rows(1, 5, [8] * 5) + _rows(2, 0, [7] * 3))
     ledgers = [
-        LedgerInfo(1, 10, 85, 1, _context(1, 2)),
-        LedgerInfo(2, 3, 21, 1, _context(2, end=2)),
-        LedgerInfo(3),
+        ledger_values.LedgerInfo(1, 10, 85, 1, _context(1, 2)),
+        ledger_values.LedgerInfo(2, 3, 21, 1, _context(2, end=2)),
+        ledger_values.LedgerInfo(3),
     ]
     with pytest.raises(ValueError, match="segments"):
         await _managed(blobs, ledgers, segments)
     segments = Segments(blobs)
     managed = await _managed(blobs, ledgers, segments)
     assert managed.ledgers == ledgers
-    with pytest.raises(NoSuchLedgerError, match="segments"):
+    with pytest.raises(read_errors.NoSuchLedgerError, match="segments"):
         await LedgerReader(managed, Offloader(blobs)).read(1, 0, 9)
     reader = LedgerReader(managed, Offloader(blobs), segments=segments)
     assert [one.entry_id for one in await reader.read(1, 3, 8)] == list(range(3, 9))

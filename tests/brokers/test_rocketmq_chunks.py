@@ -16,14 +16,10 @@ from streammeta.brokers.rocketmq.formats.message import queue_offset_of
 from streammeta.brokers.rocketmq.formats.metadata import SegmentStatus
 from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
+from streammeta.brokers.rocketmq.segments import flat_file
 from streammeta.brokers.rocketmq.segments.chunk_store import ChunkStore
 from streammeta.brokers.rocketmq.segments.chunked_segment import Chunk, ChunkedSegment, part_groups
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult, FileSegment
-from streammeta.brokers.rocketmq.segments.flat_file import (
-    FlatFilePlace,
-    SegmentCutError,
-    SizeUnknownError,
-)
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
 from tests.brokers.rocketmq_messages import DurableKeeper, Local, stored
@@ -45,7 +41,7 @@ class Process:
 
     def __post_init__(self) -> None:
         self.chunks = ChunkStore(self.bucket, self.keeper, "c", "broker", retry_s=(0.001, 0.01))
-        place = FlatFilePlace(self.chunks, self.keeper, lambda: NOW_MS)
+        place = flat_file.FlatFilePlace(self.chunks, self.keeper, lambda: NOW_MS)
         self.file = MessageFile(place, QUEUE, SIZES)
 
     async def open(self) -> MessageFile:
@@ -159,7 +155,7 @@ async def test_a_segment_that_is_not_full_goes_on_after_a_restart() -> None:
 async def test_merges_can_be_switched_off_and_are_made_up_for_later() -> None:
     process = Process()
     process.chunks = ChunkStore(process.bucket, process.keeper, "c", "broker", merges=False)
-    place = FlatFilePlace(process.chunks, process.keeper, lambda: NOW_MS)
+    place = flat_file.FlatFilePlace(process.chunks, process.keeper, lambda: NOW_MS)
     process.file = MessageFile(place, QUEUE, SIZES)
     process.chunks.start()
     await append(await process.open(), 9)
@@ -221,7 +217,7 @@ async def test_a_bucket_that_lost_a_chunk_is_not_taken_for_a_shorter_queue() -> 
     key = chunk_prefix("c", QUEUE.path, SegmentType.CONSUME_QUEUE, 0) + "/chunk/chunk-20"
     process.bucket.delete_many([key])
     again = Process(process.bucket, process.keeper.after_restart())
-    with pytest.raises(SegmentCutError, match=r"20.*40"):
+    with pytest.raises(flat_file.SegmentCutError, match=r"20.*40"):
         await again.open()
 
 
@@ -230,7 +226,7 @@ async def test_a_bucket_that_does_not_answer_is_not_empty() -> None:
     await append(await process.open(), 2)
     again = Process(process.bucket, process.keeper.after_restart())
     process.bucket.fail_next("list_objects", _DOWN)
-    with pytest.raises(SizeUnknownError):
+    with pytest.raises(flat_file.SizeUnknownError):
         await again.open()
 
 

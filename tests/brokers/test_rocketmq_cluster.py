@@ -17,14 +17,8 @@ from streammeta.brokers.rocketmq.cluster.segment_view import render
 from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.fetch import FetchStatus
+from streammeta.brokers.rocketmq.formats import metadata
 from streammeta.brokers.rocketmq.formats.message import decode_message, with_physical_offset
-from streammeta.brokers.rocketmq.formats.metadata import (
-    HOUR_MS,
-    METADATA_FILE,
-    MetadataTable,
-    Queue,
-    SegmentStatus,
-)
 from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix, segment_path
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
 from streammeta.brokers.rocketmq.message_file import FileSizes
@@ -100,7 +94,7 @@ async def dispatched(store: QueueStore, ends: Mapping[tuple[str, int], int]) -> 
 
 async def assert_readable(store: QueueStore, topic: str, queue_id: int, end: int) -> None:
     """Assert that every message is there, under its physical offset."""
-    file = store.files[Queue(store.broker, topic, queue_id)]
+    file = store.files[metadata.Queue(store.broker, topic, queue_id)]
     found = await file.read(0, end)
     assert [one.queue_offset for one in found] == list(range(end))
     place = 0
@@ -122,7 +116,7 @@ async def test_queues_share_commits_and_a_restart_has_all_of_it(broker: Broker) 
     for topic, queue_id in ends:
         await assert_readable(again, topic, queue_id, 150)
     times = (STORED_MS + 100, STORED_MS + 149)
-    queue = Queue(again.broker, "T", 0)
+    queue = metadata.Queue(again.broker, "T", 0)
     segments = again.keeper.table.segments_of(queue.path, SegmentType.COMMIT_LOG)
     assert len(segments) > 3
     assert segments[0].begin_ms == STORED_MS
@@ -163,7 +157,7 @@ async def test_expired_segments_and_destroyed_topics_leave_no_stream(broker: Bro
     await dispatched(store, {("E", 0): 100, ("F", 0): 100})
     before = await _streams(store)
     await store.expire(STORED_MS + 50)
-    queue = Queue(store.broker, "E", 0)
+    queue = metadata.Queue(store.broker, "E", 0)
     first = await store.files[queue].first_offset()
     assert 0 < first <= 50
     assert (await store.fetcher.fetch(queue, 0, 1)).status is FetchStatus.OFFSET_TOO_SMALL
@@ -182,9 +176,9 @@ async def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(broker: B
     with pytest.raises(ValueError, match="hours"):
         await store.set_reserve_time("Y", 0)
     await dispatched(store, {("X", 0): 60, ("Y", 0): 60})
-    short, default = (Queue(store.broker, topic, 0) for topic in ("X", "Y"))
+    short, default = (metadata.Queue(store.broker, topic, 0) for topic in ("X", "Y"))
 
-    later = await broker.start(now_ms=STORED_MS + 20 * HOUR_MS)
+    later = await broker.start(now_ms=STORED_MS + 20 * metadata.HOUR_MS)
     with pytest.raises(MetadataFencedError):
         await store.expiry.expire_due()
     await until(lambda: not later.files[short].commit_log.segments, "the expiry")
@@ -194,7 +188,7 @@ async def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(broker: B
     assert [message.queue_offset for message in found] == list(range(60, 70))
 
     # A clock that is a year ahead moves the store's time by a day.
-    ahead = await broker.start(now_ms=STORED_MS + 9000 * HOUR_MS)
+    ahead = await broker.start(now_ms=STORED_MS + 9000 * metadata.HOUR_MS)
     await ahead.expiry.expire_due()
     await assert_readable(ahead, "Y", 0, 60)
     assert [ahead.files[queue].commit_offset for queue in (short, default)] == [70, 60]
@@ -231,7 +225,7 @@ async def test_segments_in_chunks_of_a_bucket(broker: Broker, tmp_path: Path) ->
         await broker.start(CONFIG)
     streams = await broker.start(replace(chunks, backend=Backend.STREAMS))
     await dispatched(streams, {("B", 0): 240})
-    found = await streams.files[Queue(streams.broker, "B", 0)].read(0, 240)
+    found = await streams.files[metadata.Queue(streams.broker, "B", 0)].read(0, 240)
     assert [decode_message(one.data).queue_offset for one in found] == list(range(240))
     assert await _streams(streams)
 
@@ -245,7 +239,7 @@ def _unmerged(store: QueueStore, bucket: ObjectStore) -> set[str]:
     sealed = {
         chunk_prefix("c", one.path, one.kind, one.base_offset)
         for one in store.keeper.table.segments.values()
-        if one.status is SegmentStatus.SEALED and one.kind is not SegmentType.INDEX
+        if one.status is metadata.SegmentStatus.SEALED and one.kind is not SegmentType.INDEX
     }
     return sealed & {info.key.partition("/chunk/")[0] for info in bucket.list_objects()}
 
@@ -261,7 +255,7 @@ async def test_a_stream_that_no_key_names_is_deleted_and_a_segment_without_one_f
 ) -> None:
     store = await broker.start()
     await dispatched(store, {("S", 0): 60})
-    queue = Queue(store.broker, "S", 0)
+    queue = metadata.Queue(store.broker, "S", 0)
     (stray,) = await store.client.create_streams([{TAG: f"c/{store.broker}"}])
     (await store.client.open_streams([stray])).require_all()
     head = store.files[queue].commit_log.segments[0]
@@ -282,9 +276,9 @@ async def test_the_view_has_the_peers_files(broker: Broker, tmp_path: Path) -> N
     table = await render(store, "c", tmp_path / "view")
     with pytest.raises(FileExistsError):
         await render(store, "c", tmp_path / "view")
-    text = (tmp_path / "view" / METADATA_FILE).read_text()
-    assert MetadataTable.decode(text) == table
-    path = Queue(store.broker, "V", 0).path
+    text = (tmp_path / "view" / metadata.METADATA_FILE).read_text()
+    assert metadata.MetadataTable.decode(text) == table
+    path = metadata.Queue(store.broker, "V", 0).path
     log = b""
     for one in table.segments_of(path, SegmentType.COMMIT_LOG):
         file = tmp_path / "view/files" / segment_path("c", path, one.kind, one.base_offset)
@@ -312,7 +306,7 @@ async def test_a_segment_that_is_refused_holds_no_other_and_goes_on(broker: Brok
     ends = dict.fromkeys((("R", 0), ("R", 1), ("R", 2)), 20)
     store = await broker.start()
     await dispatched(store, ends)
-    broken = store.files[Queue(store.broker, "R", 1)]
+    broken = store.files[metadata.Queue(store.broker, "R", 1)]
     tail = broken.commit_log.segments[-1]
     stream = store.keeper.streams[broken.queue.path, tail.kind, tail.base_offset]
     closed = await store.client.session.close_streams({stream.stream_id: stream.epoch})
@@ -325,7 +319,7 @@ async def test_a_segment_that_is_refused_holds_no_other_and_goes_on(broker: Brok
     before = store.pool.groups
     await asyncio.gather(*commits)
     assert store.pool.groups > before
-    found = [store.files[Queue(store.broker, "R", one)].commit_offset for one in range(3)]
+    found = [store.files[metadata.Queue(store.broker, "R", one)].commit_offset for one in range(3)]
     assert found == [22, 20, 22]
     await dispatched(store, dict.fromkeys(ends, 40))
     for _, queue_id in ends:

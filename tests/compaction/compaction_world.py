@@ -26,22 +26,9 @@ from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.requests import ReadRequest, WriteRequest
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
-from streammeta.controller.metadata.tables.values import (
-    Int64Column,
-    NodeIdentity,
-    ObjectState,
-    OnConflict,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.storage.object_format.object_key import (
-    OwnKey,
-    cluster_namespace,
-    key_for,
-    parse_key,
-)
+from streammeta.storage.object_format import object_key
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import admin_pb2
 from tests.compaction.compaction_steps import DirectChannel, Steps
@@ -99,7 +86,7 @@ class World:
         self.clock = self.map.clock
         self.store = MemoryObjectStore(self.clock.wall_ms)
         self.streams: dict[int, TrueStream] = {}
-        self.nodes: dict[int, NodeIdentity] = {}
+        self.nodes: dict[int, values.NodeIdentity] = {}
         self.block_bytes = block_bytes
         self.tells_facts = True
 
@@ -109,7 +96,7 @@ class World:
         """Start a process of each node, which fences those it had."""
         for node_id in node_ids:
             epoch = self.nodes[node_id].node_epoch + 1 if node_id in self.nodes else 1
-            self.nodes[node_id] = NodeIdentity(node_id, epoch)
+            self.nodes[node_id] = values.NodeIdentity(node_id, epoch)
             await self._done(requests.RegisterNode(node=self.nodes[node_id]))
 
     async def unregister(self, node_id: int) -> None:
@@ -211,15 +198,15 @@ class World:
         built = self._put(object_id, list(held.values()))
         ranges = self._spans(held)
         lies = 7 * np.isin(ranges["stream_id"], list(ghosts))
-        ranges["stream_epoch"] = column(ranges["stream_epoch"] + lies)
+        ranges["stream_epoch"] = values.column(ranges["stream_epoch"] + lies)
         answer = await self.map.write(
             requests.CommitStreamSetObject(
                 node=self.nodes[node_id],
                 object_id=object_id,
                 order_id=object_id,
                 object_size=built.size,
-                on_conflict=OnConflict.ACCEPT_VALID,
-                ranges=RangeColumns(**ranges),
+                on_conflict=values.OnConflict.ACCEPT_VALID,
+                ranges=values.RangeColumns(**ranges),
             )
         )
         verdicts = dict(zip(held, answer.range_errors.tolist(), strict=True))
@@ -246,7 +233,7 @@ class World:
         for records in streams:
             builder.write(records)
         built = builder.finish()
-        self.store.put(key_for(object_id, NAMESPACE), built.data)
+        self.store.put(object_key.key_for(object_id, NAMESPACE), built.data)
         return built
 
     async def _commit(
@@ -270,26 +257,28 @@ class World:
                 object_id=object_id,
                 order_id=object_id,
                 object_size=built.size if built is not None else 0,
-                ranges=RangeColumns(**self._spans({each: written[each] for each in together})),
-                stream_objects=StreamObjectColumns(
-                    object_id=column([singles[each][0] for each in apart]),
-                    object_size=column([singles[each][1].size for each in apart]),
+                ranges=values.RangeColumns(
+                    **self._spans({each: written[each] for each in together})
+                ),
+                stream_objects=values.StreamObjectColumns(
+                    object_id=values.column([singles[each][0] for each in apart]),
+                    object_size=values.column([singles[each][1].size for each in apart]),
                     **self._spans(apart),
-                    min_timestamp_ms=column([low for low, _ in bounds]),
-                    max_timestamp_ms=column([high for _, high in bounds]),
-                    crc32c=column([singles[each][1].crc32c for each in apart]),
+                    min_timestamp_ms=values.column([low for low, _ in bounds]),
+                    max_timestamp_ms=values.column([high for _, high in bounds]),
+                    crc32c=values.column([singles[each][1].crc32c for each in apart]),
                 ),
                 **fields,
             )
         )
 
-    def _spans(self, written: Mapping[int, Sequence[RecordBatch]]) -> dict[str, Int64Column]:
+    def _spans(self, written: Mapping[int, Sequence[RecordBatch]]) -> dict[str, values.Int64Column]:
         """Streams, their epochs, and what was written of each, as columns."""
         return {
-            "stream_id": column(list(written)),
-            "stream_epoch": column([self.streams[each].epoch for each in written]),
-            "start_offset": column([records[0].base_offset for records in written.values()]),
-            "end_offset": column([records[-1].end_offset for records in written.values()]),
+            "stream_id": values.column(list(written)),
+            "stream_epoch": values.column([self.streams[each].epoch for each in written]),
+            "start_offset": values.column([records[0].base_offset for records in written.values()]),
+            "end_offset": values.column([records[-1].end_offset for records in written.values()]),
         }
 
     # ---- what the controllers do by themselves ----
@@ -302,7 +291,7 @@ class World:
         now_ms = self.clock.now_ms
         due = list(cluster_metadata.destroyed(now_ms - delay_ms + 1, 10_000, now_ms))
         if due:
-            self.store.delete_many([key_for(each, NAMESPACE) for each in due])
+            self.store.delete_many([object_key.key_for(each, NAMESPACE) for each in due])
             await self.map.write(requests.RemoveObjects(object_ids=tuple(due)))
         return due
 
@@ -334,26 +323,26 @@ class World:
 
     def committed(self) -> list[Any]:
         answer = self.map.query(requests.DescribeObjects())
-        return [one for one in answer.objects if one.state is ObjectState.COMMITTED]
+        return [one for one in answer.objects if one.state is values.ObjectState.COMMITTED]
 
-    def state(self, object_id: int) -> ObjectState:
+    def state(self, object_id: int) -> values.ObjectState:
         answer = self.map.query(requests.CheckObjects(object_ids=(object_id,)))
-        return ObjectState(answer.states[0])
+        return values.ObjectState(answer.states[0])
 
-    def strays(self) -> dict[int, ObjectState]:
+    def strays(self) -> dict[int, values.ObjectState]:
         """Objects in the bucket that nothing in the map needs, by id."""
-        found: dict[int, ObjectState] = {}
+        found: dict[int, values.ObjectState] = {}
         for key in self.store.objects():
-            parsed = parse_key(key, NAMESPACE)
-            assert isinstance(parsed, OwnKey), f"{key} is no key of this cluster"
+            parsed = object_key.parse_key(key, NAMESPACE)
+            assert isinstance(parsed, object_key.OwnKey), f"{key} is no key of this cluster"
             state = self.state(parsed.object_id)
-            if state not in (ObjectState.COMMITTED, ObjectState.LINKED):
+            if state not in (values.ObjectState.COMMITTED, values.ObjectState.LINKED):
                 found[parsed.object_id] = state
         return found
 
     # ---- requests ----
 
-    async def _open(self, node: NodeIdentity, ids: Sequence[int]) -> None:
+    async def _open(self, node: values.NodeIdentity, ids: Sequence[int]) -> None:
         items = tuple(requests.StreamToOpen(each, self.streams[each].epoch) for each in ids)
         answer = await self.map.write(requests.OpenStreams(node=node, streams=items))
         assert {one.error for one in answer.streams} <= {ErrorCode.NONE}
@@ -380,7 +369,7 @@ def _bounds(records: Sequence[RecordBatch]) -> tuple[int, int]:
 
 
 CLUSTER_ID = "compaction"
-NAMESPACE = cluster_namespace(CLUSTER_ID)
+NAMESPACE = object_key.cluster_namespace(CLUSTER_ID)
 SESSION_TIMEOUT_MS = 9_000
 _ENDPOINT = "leader:1"
 

@@ -18,14 +18,7 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.controllers.methods import GET_OBJECTS
 from streammeta.client.errors import ControllerUnavailableError, NodeFencedError
-from streammeta.client.resources.bandwidth import (
-    LEAST_SHARE,
-    READ_SLACK_S,
-    UPLOADS_AHEAD_S,
-    Bandwidth,
-    Grade,
-    Network,
-)
+from streammeta.client.resources import bandwidth
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import objects_pb2
 from tests.kit.real_cluster import leader_of, running_cluster
@@ -156,9 +149,9 @@ class Clock:
             await asyncio.sleep(0)
 
 
-def limited() -> tuple[Clock, Bandwidth]:
+def limited() -> tuple[Clock, bandwidth.Bandwidth]:
     clock = Clock()
-    return clock, Bandwidth(RATE, clock.time, clock.sleep)
+    return clock, bandwidth.Bandwidth(RATE, clock.time, clock.sleep)
 
 
 async def begun(*work: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
@@ -169,27 +162,29 @@ async def begun(*work: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
 
 
 async def test_without_a_rate_nothing_waits() -> None:
-    band = Network().sent
-    for grade in Grade:
+    band = bandwidth.Network().sent
+    for grade in bandwidth.Grade:
         await asyncio.wait_for(band.take(grade, 10**12), 60)
 
 
 async def test_uploads_never_wait_and_reads_wait_behind_them() -> None:
     clock, band = limited()
     for _ in range(3):
-        await band.take(Grade.UPLOAD, 1_000)  # three seconds of traffic, at once
-    (read,) = await begun(band.take(Grade.READ, 100))
+        await band.take(bandwidth.Grade.UPLOAD, 1_000)  # three seconds of traffic, at once
+    (read,) = await begun(band.take(bandwidth.Grade.READ, 100))
     assert not read.done()
-    await clock.pass_time(3 - READ_SLACK_S - 0.2)
-    assert not read.done() or clock.now >= 100 * LEAST_SHARE / 2 / RATE
+    await clock.pass_time(3 - bandwidth.READ_SLACK_S - 0.2)
+    assert not read.done() or clock.now >= 100 * bandwidth.LEAST_SHARE / 2 / RATE
     await clock.pass_time(1)
     assert read.done()
 
 
 async def test_compaction_comes_after_reads_that_wait() -> None:
     clock, band = limited()
-    await band.take(Grade.UPLOAD, 1_000)
-    compaction, read = await begun(band.take(Grade.COMPACTION, 500), band.take(Grade.READ, 500))
+    await band.take(bandwidth.Grade.UPLOAD, 1_000)
+    compaction, read = await begun(
+        band.take(bandwidth.Grade.COMPACTION, 500), band.take(bandwidth.Grade.READ, 500)
+    )
     await clock.pass_time(0.8)
     assert (read.done(), compaction.done()) == (True, False)
     await clock.pass_time(1.0)
@@ -198,9 +193,9 @@ async def test_compaction_comes_after_reads_that_wait() -> None:
 
 async def test_compaction_goes_on_at_its_least_share_while_others_take_all() -> None:
     clock, band = limited()
-    await band.take(Grade.UPLOAD, 10**6)
-    (compaction,) = await begun(band.take(Grade.COMPACTION, 50))
-    await clock.pass_time(50 * LEAST_SHARE / RATE - 0.2)
+    await band.take(bandwidth.Grade.UPLOAD, 10**6)
+    (compaction,) = await begun(band.take(bandwidth.Grade.COMPACTION, 50))
+    await clock.pass_time(50 * bandwidth.LEAST_SHARE / RATE - 0.2)
     assert not compaction.done()
     await clock.pass_time(0.4)
     assert compaction.done()
@@ -209,22 +204,22 @@ async def test_compaction_goes_on_at_its_least_share_while_others_take_all() -> 
 async def test_uploads_beyond_the_rate_hold_up_others_for_a_bounded_time() -> None:
     clock, band = limited()
     for _ in range(3600):  # an hour of traffic at once
-        await band.take(Grade.UPLOAD, 1_000)
-    await clock.pass_time(UPLOADS_AHEAD_S + 0.2)
+        await band.take(bandwidth.Grade.UPLOAD, 1_000)
+    await clock.pass_time(bandwidth.UPLOADS_AHEAD_S + 0.2)
     (read, compaction) = await begun(
-        band.take(Grade.READ, 10**4), band.take(Grade.COMPACTION, 10**4)
+        band.take(bandwidth.Grade.READ, 10**4), band.take(bandwidth.Grade.COMPACTION, 10**4)
     )
     assert read.done()
-    await clock.pass_time(UPLOADS_AHEAD_S + 0.2)
+    await clock.pass_time(bandwidth.UPLOADS_AHEAD_S + 0.2)
     assert compaction.done()
 
 
 async def test_a_read_that_is_cancelled_holds_up_nothing() -> None:
     clock, band = limited()
-    await band.take(Grade.UPLOAD, 1_000)
-    (read,) = await begun(band.take(Grade.READ, 500))
+    await band.take(bandwidth.Grade.UPLOAD, 1_000)
+    (read,) = await begun(band.take(bandwidth.Grade.READ, 500))
     read.cancel()
-    (compaction,) = await begun(band.take(Grade.COMPACTION, 10**6))
+    (compaction,) = await begun(band.take(bandwidth.Grade.COMPACTION, 10**6))
     await clock.pass_time(1.2)
     assert compaction.done()
 
@@ -233,22 +228,22 @@ async def test_a_read_that_is_cancelled_holds_up_nothing() -> None:
 async def test_a_compactors_requests_take_the_lowest_grade_of_their_direction(
     direction: str, tmp_path: Path
 ) -> None:
-    taken: list[tuple[str, Grade, int]] = []
+    taken: list[tuple[str, bandwidth.Grade, int]] = []
 
-    def noting(name: str) -> Callable[[Grade, int], Coroutine[Any, Any, None]]:
-        async def take(grade: Grade, nbytes: int) -> None:
+    def noting(name: str) -> Callable[[bandwidth.Grade, int], Coroutine[Any, Any, None]]:
+        async def take(grade: bandwidth.Grade, nbytes: int) -> None:
             taken.append((name, grade, nbytes))
 
         return take
 
-    network = Network()
+    network = bandwidth.Network()
     network.received.take = noting("received")  # type: ignore[method-assign,assignment]
     network.sent.take = noting("sent")  # type: ignore[method-assign,assignment]
     calls = StoreCalls(LocalObjectStore(tmp_path), CompactionConfig(), network=network)
     await getattr(calls, direction)(77, lambda: None)
     calls.close()
     name = "received" if direction == "read" else "sent"
-    assert taken == [(name, Grade.COMPACTION, 77)]
+    assert taken == [(name, bandwidth.Grade.COMPACTION, 77)]
 
 
 # ---- in a broker ----

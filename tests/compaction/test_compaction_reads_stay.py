@@ -17,15 +17,7 @@ import pytest
 from streammeta.client.errors import BrokerClientError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.object_store.protocol.patience import Patience
-from tests.compaction.compaction_lives import (
-    TINY,
-    compact,
-    compacted,
-    compactor,
-    drawn,
-    steps_of,
-    target,
-)
+from tests.compaction import compaction_lives
 from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import (
@@ -45,7 +37,7 @@ SLOW = pytest.mark.slow
 async def all_compacted(world: World, check: ReadCheck) -> None:
     """Compact all nodes undisturbed; what is replaced or expired goes, nothing else is left."""
     for node_id in world.nodes:
-        report = await compacted(world, node_id)
+        report = await compaction_lives.compacted(world, node_id)
         assert not report.left_out, report.left_out
     await check.all_gone()
 
@@ -63,9 +55,9 @@ async def reads_stay(rng: random.Random) -> None:
 
     for _round in range(2):
         for node_id in world.nodes:
-            config = replace(TINY, memory_budget=rng.choice([400, 1_500, 50_000]))
+            config = replace(compaction_lives.TINY, memory_budget=rng.choice([400, 1_500, 50_000]))
             force_split = rng.random() < 0.3
-            report = await compact(
+            report = await compaction_lives.compact(
                 world, node_id, Steps(hook=check.look), config, force_split=force_split
             )
             assert report is not None
@@ -105,7 +97,7 @@ async def small_world() -> World:
 async def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
     force_split: bool, all_fates: bool
 ) -> None:
-    names = await steps_of(await small_world(), force_split=force_split)
+    names = await compaction_lives.steps_of(await small_world(), force_split=force_split)
     wanted = {"get_range", "put", "upload_part", "complete_multipart", "CommitStreamSetObject"}
     assert wanted <= set(names)
     for fault in faults(len(names), all_fates=all_fates, first=force_split):
@@ -116,7 +108,7 @@ async def one_fault(fault: Fault, *, force_split: bool) -> None:
     world = await small_world()
     check = ReadCheck(world)
     steps = Steps(fault)
-    report = await compact(world, 1000, steps, force_split=force_split)
+    report = await compaction_lives.compact(world, 1000, steps, force_split=force_split)
     assert (report is None) == fault.fate.kills, f"{fault}: {steps.names}"
     await check.swept()
     if may_clean_up(fault, steps.names):
@@ -127,11 +119,11 @@ async def one_fault(fault: Fault, *, force_split: bool) -> None:
 
 async def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() -> None:
     """Whole stretches of calls fail; what could not be done is done by a later run."""
-    names = await steps_of(await small_world())
+    names = await compaction_lives.steps_of(await small_world())
     for at in range(1, len(names), 3):
         world = await small_world()
         check = ReadCheck(world)
-        await compact(world, 1000, Steps(Fault(at, Fate.FAIL, times=4)))
+        await compaction_lives.compact(world, 1000, Steps(Fault(at, Fate.FAIL, times=4)))
         check.run()
         await all_compacted(world, check)
 
@@ -142,15 +134,15 @@ async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
 ) -> None:
     patience = Patience(Backoff(0.001, 0.01))
     monkeypatch.setattr("streammeta.client.compaction.store_calls._REJECTED", patience)
-    patient = replace(TINY, store_patience_s=5.0)
+    patient = replace(compaction_lives.TINY, store_patience_s=5.0)
 
-    names = await steps_of(await small_world())
+    names = await compaction_lives.steps_of(await small_world())
     for name in sorted(
         set(names) - {"complete_multipart"}
     ):  # a store in memory can do it only once
         world = await small_world()
         fault = Fault(names.index(name) + 1, fate)
-        report = await compacted(world, 1000, Steps(fault), patient)
+        report = await compaction_lives.compacted(world, 1000, Steps(fault), patient)
         assert not report.failures, f"{fate} at {name}: {report.failures}"
         ReadCheck(world).run()
         assert len(world.set_objects(1000)) == 1
@@ -168,9 +160,11 @@ async def killed_often(rng: random.Random) -> None:
     check = ReadCheck(world)
     for _ in range(12):
         node_id = rng.choice(list(world.nodes))
-        config = drawn(rng)
+        config = compaction_lives.drawn(rng)
         steps = Steps(Fault(rng.randint(1, 40), rng.choice(list(Fate))))
-        await compact(world, node_id, steps, config, force_split=rng.random() < 0.3)
+        await compaction_lives.compact(
+            world, node_id, steps, config, force_split=rng.random() < 0.3
+        )
         check.run()
         if rng.random() < 0.5:
             await world.sweep()
@@ -195,12 +189,14 @@ async def compacts_on(rng: random.Random) -> None:
     steps = Steps(RandomFaults(rng, 0.06))
     with ExitStack() as stack:
         made = {
-            node_id: stack.enter_context(compactor(world, node_id, steps, drawn(rng)))
+            node_id: stack.enter_context(
+                compaction_lives.compactor(world, node_id, steps, compaction_lives.drawn(rng))
+            )
             for node_id in world.nodes
         }
         for _ in range(12):
             node_id = rng.choice(list(world.nodes))
-            whose = target(world, node_id)
+            whose = compaction_lives.target(world, node_id)
             with suppress(BrokerClientError):
                 await made[node_id].run_once(whose, force_split=rng.random() < 0.2)
             check.run()
@@ -232,7 +228,7 @@ MEDDLERS: dict[str, Callable[[World, list[int]], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("all_changes", [False, pytest.param(True, marks=SLOW)])
 async def test_sources_may_change_at_any_step(all_changes: bool) -> None:
-    names = await steps_of(await small_world())
+    names = await compaction_lives.steps_of(await small_world())
     for at in range(1, len(names) + 1, 1 if all_changes else 2):
         every = list(MEDDLERS)
         for what in every if all_changes else [every[at // 2 % len(every)]]:
@@ -249,6 +245,6 @@ async def one_change(what: str, at: int) -> None:
             await world.sweep()
         check.run()
 
-    await compacted(world, 1000, Steps(hook=meddle))
+    await compaction_lives.compacted(world, 1000, Steps(hook=meddle))
     await check.swept()
     await all_compacted(world, check)

@@ -22,12 +22,7 @@ from streammeta.storage.compaction.layout import StreamSetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, Output, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_format.index_block import (
-    FOOTER_SIZE,
-    INDEX_ENTRY_SIZE,
-    decode_footer,
-    salvage_entries,
-)
+from streammeta.storage.object_format import index_block
 from tests.conformance.compaction_stage import (
     LARGEST_BLOCK,
     Compactor,
@@ -71,11 +66,11 @@ def upload(kind: OutputKind) -> Callable[[Args, InputSets], Answer]:
             )
         (placed,) = layout.outputs
         size = sum(entries.data_size for entries in pieces) + len(placed.trailer)
-        footer = decode_footer(memoryview(placed.trailer), size, composite=False)
-        index = salvage_entries(memoryview(placed.trailer)[:-FOOTER_SIZE])
+        footer = index_block.decode_footer(memoryview(placed.trailer), size, composite=False)
+        index = index_block.salvage_entries(memoryview(placed.trailer)[: -index_block.FOOTER_SIZE])
         facts = {
             "object_size": size,
-            "index_entry_count": footer.index_size // INDEX_ENTRY_SIZE,
+            "index_entry_count": footer.index_size // index_block.INDEX_ENTRY_SIZE,
             "index_positions": [one.position for one in index],
             "index": [entry_facts(one) for one in index],
         }

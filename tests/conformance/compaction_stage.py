@@ -34,15 +34,9 @@ from streammeta.storage.compaction.entries import (
 )
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits
 from streammeta.storage.errors import StoreRejectedError
+from streammeta.storage.object_format import record
 from streammeta.storage.object_format.index_block import Footer, StreamRange, encode_footer
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_format.record import (
-    BLOCK_HEADER_SIZE,
-    RECORD_HEADER_SIZE,
-    RecordBatch,
-    encode_block_header,
-    encode_record,
-)
 from tests.compaction.compaction_steps import Steps
 from tests.compaction.compaction_world import NAMESPACE, LeadingMap
 from tests.conformance.compaction_facts import spans_of
@@ -410,21 +404,21 @@ def _entries(object_id: int, blocks: Sequence[Any]) -> Iterator[Entry]:
             position += end - start
 
 
-def _record(stream_id: int, fields: Mapping[str, int]) -> RecordBatch:
+def _record(stream_id: int, fields: Mapping[str, int]) -> record.RecordBatch:
     payload = bytes(number % 251 for number in range(fields["payload"]))
-    return RecordBatch(stream_id, 0, fields["base"], fields["count"], payload)
+    return record.RecordBatch(stream_id, 0, fields["base"], fields["count"], payload)
 
 
 def _block(entry: Entry) -> bytes:
     """Make a block for an entry, of its size if that is possible and not large."""
     count, span = entry.record_count, entry.end_offset - entry.start_offset
-    least = BLOCK_HEADER_SIZE + count * RECORD_HEADER_SIZE
+    least = record.BLOCK_HEADER_SIZE + count * record.RECORD_HEADER_SIZE
     payload = bytes(min(max(0, entry.size - least), LARGEST_BLOCK))
     records = [
-        RecordBatch(entry.stream_id, 0, entry.start_offset + number, 1, b"")
+        record.RecordBatch(entry.stream_id, 0, entry.start_offset + number, 1, b"")
         for number in range(count - 1)
     ]
     last = entry.start_offset + count - 1
-    records.append(RecordBatch(entry.stream_id, 0, last, span - count + 1, payload))
-    body = b"".join(map(encode_record, records))
-    return encode_block_header(count, len(body)) + body
+    records.append(record.RecordBatch(entry.stream_id, 0, last, span - count + 1, payload))
+    body = b"".join(map(record.encode_record, records))
+    return record.encode_block_header(count, len(body)) + body

@@ -12,12 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.storage.object_format.index_block import (
-    FOOTER_SIZE,
-    IndexBlock,
-    IndexEntry,
-    stream_ranges,
-)
+from streammeta.storage.object_format import index_block
 from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
 from streammeta.storage.object_format.object_writer import ObjectWriter, encode_trailer
 from streammeta.storage.object_format.record import (
@@ -163,11 +158,11 @@ class _Object:
     """The bytes of an object, and how reading its index went."""
 
     data: bytes
-    index: IndexBlock
+    index: index_block.IndexBlock
     reader: ObjectReader
     reads: tuple[ByteRange, ...]
 
-    def records(self, entry: IndexEntry) -> list[RecordBatch]:
+    def records(self, entry: index_block.IndexEntry) -> list[RecordBatch]:
         wanted = self.reader.block_range(entry)
         return self.reader.records(entry, self.data[wanted.start : wanted.end])
 
@@ -193,7 +188,8 @@ def _with_asked(args: Args, held: _Object, facts: dict[str, Any]) -> dict[str, A
     """Add the facts whose question is part of what is expected."""
     expect = args.take("expect", {})
     ranges = {
-        one.stream_id: [one.start_offset, one.end_offset] for one in stream_ranges(held.index)
+        one.stream_id: [one.start_offset, one.end_offset]
+        for one in index_block.stream_ranges(held.index)
     }
     asked = {stream: ranges.get(stream) for stream in expect.get("range_of_stream", {})}
     finds = [
@@ -244,11 +240,11 @@ def _block(block: Args) -> bytes:
     return encode_block_header(len(records), len(body)) + body
 
 
-def _entry(entry: Args) -> IndexEntry:
+def _entry(entry: Args) -> index_block.IndexEntry:
     start = entry.take("start")
     end = start + entry.take("end_delta")
     counts = (entry.take(name) for name in ("records", "position", "size"))
-    return IndexEntry(entry.take("stream"), start, end, *counts)
+    return index_block.IndexEntry(entry.take("stream"), start, end, *counts)
 
 
 def _read(stored: bytes) -> _Object:
@@ -272,16 +268,16 @@ def _object_facts(held: _Object) -> dict[str, Any]:
         "sha256": hashlib.sha256(data).hexdigest(),
         "data_size": data_size,
         "index_position": data_size,
-        "index_size": len(data) - FOOTER_SIZE - data_size,
+        "index_size": len(data) - index_block.FOOTER_SIZE - data_size,
         "index_entries": len(entries),
         "index": [entry_facts(entry) for entry in entries],
-        "index_hex": data[data_size : len(data) - FOOTER_SIZE].hex(),
-        "footer_hex": data[len(data) - FOOTER_SIZE :].hex(),
+        "index_hex": data[data_size : len(data) - index_block.FOOTER_SIZE].hex(),
+        "footer_hex": data[len(data) - index_block.FOOTER_SIZE :].hex(),
         "block_size": sizes.pop() if len(sizes) == 1 else sorted(sizes),
         "block_sizes": list(_block_sizes(memoryview(data)[:data_size])),
         "stream_ranges": [
             {"stream": one.stream_id, "start": one.start_offset, "end": one.end_offset}
-            for one in stream_ranges(held.index)
+            for one in index_block.stream_ranges(held.index)
         ],
         "first_tail_read_size": held.reads[0].end - held.reads[0].start,
         "second_read_from": held.reads[1].start if len(held.reads) > 1 else None,

@@ -6,14 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from streammeta.brokers.pulsar.formats.blocks import (
-    Block,
-    BlockHeader,
-    Entry,
-    block_size,
-    decode_block,
-    encode_block,
-)
+from streammeta.brokers.pulsar.formats import blocks
 from streammeta.brokers.pulsar.streaming import streaming_block_size
 from streammeta.storage.errors import PayloadError
 from tests.conformance.shape_facts import AnyOf, Fact, Keyed, Refused, Words
@@ -63,15 +56,15 @@ def damages(
 
 def _header(given: Given) -> Any:
     if given.has("hex"):
-        header = BlockHeader.decode(bytes.fromhex(given.take("hex")).ljust(128, b"\0"))
+        header = blocks.BlockHeader.decode(bytes.fromhex(given.take("hex")).ljust(128, b"\0"))
     else:
-        header = BlockHeader(
+        header = blocks.BlockHeader(
             given.take("block_length"),
             given.first("first_entry_id", "first_entry", default=0),
             given.take("ledger_id", None),
         )
     data = header.encode()
-    again = BlockHeader.decode(data)
+    again = blocks.BlockHeader.decode(data)
     fields = {
         "block_length": again.block_length,
         "first_entry_id": again.first_entry_id,
@@ -88,17 +81,17 @@ def _header(given: Given) -> Any:
             "magic": f"0x{data[:4].hex()}",
             **fields,
         },
-        damages(BlockHeader.decode, data),
+        damages(blocks.BlockHeader.decode, data),
     )
 
 
-def entries_of(given: Given) -> list[Entry]:
+def entries_of(given: Given) -> list[blocks.Entry]:
     """Return the entries of an input: listed, counted, or all of one size."""
     listed = given.take("entries", None)
     if isinstance(listed, list):
         items = given.each("entries")
         return [
-            Entry(one.first("id", "entry_id", default=at), _body(one))
+            blocks.Entry(one.first("id", "entry_id", default=at), _body(one))
             for at, one in enumerate(items)
         ]
     first = given.first("first_entry", "first_entry_id", "start_entry", default=0)
@@ -108,11 +101,11 @@ def entries_of(given: Given) -> list[Entry]:
     if sizes is not None:
         count, low, high = number_of(sizes[1]), int(sizes[2]), int(sizes[3] or sizes[2])
         step = max(high - low + 1, 1)
-        return [Entry(first + at, bytes([byte]) * (low + at % step)) for at in range(count)]
+        return [blocks.Entry(first + at, bytes([byte]) * (low + at % step)) for at in range(count)]
     size = given.first("entry_size", default=10)
     last = given.first("last_entry", "lac")
     count = last + 1 - first if last is not None else int(listed) if listed is not None else 0
-    return [Entry(first + at, bytes([byte]) * size) for at in range(count)]
+    return [blocks.Entry(first + at, bytes([byte]) * size) for at in range(count)]
 
 
 def _body(one: Given) -> bytes:
@@ -141,7 +134,7 @@ def _one_block(given: Given) -> Any:
     streams = extras is not None
     facts = [
         _block_facts(
-            encode_block(entries, one, first, 0 if streams and ledger is None else ledger),
+            blocks.encode_block(entries, one, first, 0 if streams and ledger is None else ledger),
             entries,
             one,
         )
@@ -155,16 +148,16 @@ def _one_block(given: Given) -> Any:
     return Keyed({**merged, **every, "end_of_stream_repeats": same})
 
 
-def _expression(said: str, entries: list[Entry]) -> int:
+def _expression(said: str, entries: list[blocks.Entry]) -> int:
     said = re.sub(r"\bdata\b", str(sum(len(one.data) for one in entries)), said)
     return size_of(re.sub(r"\b(?:header|entries)\b", "0", said))
 
 
-def _block_facts(block: Block, entries: list[Entry], size: int) -> dict[str, Any]:
-    found = list(decode_block(block.data))
+def _block_facts(block: blocks.Block, entries: list[blocks.Entry], size: int) -> dict[str, Any]:
+    found = list(blocks.decode_block(block.data))
     filler = block.data[len(block.data) - block.padding :]
     pattern = (bytes.fromhex("fedcdead") * (len(filler) // 4 + 1))[: len(filler)] == filler
-    header = BlockHeader.decode(block.data)
+    header = blocks.BlockHeader.decode(block.data)
     whole = found == entries[: block.entries]
     ids = [one.entry_id for one in found]
     named = {f"{ids[0]}..{ids[-1]}": whole} if ids else {"none": True}
@@ -203,7 +196,7 @@ def _size_rule(given: Given) -> Answer:
         limit = given.first("max", "max_block_size")
         left = given.take("entries") - given.first("first", "first_entry", default=0)
         data = given.first("ledger_bytes", "bytes") - given.first("written", default=0)
-        found = block_size(limit, left, data)
+        found = blocks.block_size(limit, left, data)
     else:
         found = streaming_block_size(
             given.take("entries"),

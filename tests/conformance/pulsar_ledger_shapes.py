@@ -7,14 +7,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from streammeta.brokers.pulsar import ledger_list
 from streammeta.brokers.pulsar.blobs.blobs import MemoryBlobs
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadContext
-from streammeta.brokers.pulsar.ledger_list import (
-    OffloadInProgressError,
-    OffloadPolicy,
-    reads_copy,
-    source_is_due,
-)
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.offloader import Offloader
 from tests.conformance.pulsar_ledgers import NAMES, NOW_MS, Ledgers, LedgerWorld
@@ -44,7 +39,7 @@ def _world(given: Given) -> LedgerWorld:
     world.store.conflicts = given.take("metadata_write", None) == "BadVersion"
     seconds = given.first("threshold_seconds", "offload_threshold_seconds")
     size = given.first("threshold_bytes", "offload_threshold_bytes")
-    world.policy = OffloadPolicy(size, seconds, world.lag_ms)
+    world.policy = ledger_list.OffloadPolicy(size, seconds, world.lag_ms)
     return world
 
 
@@ -166,7 +161,7 @@ async def _thresholds(given: Given) -> Any:
     for limit, seconds in given.take("cases_bytes_seconds"):
         world = _world(given)
         world.clock.advance(2000)
-        policy = OffloadPolicy(limit, seconds)
+        policy = ledger_list.OffloadPolicy(limit, seconds)
         if says_manual:
             manual.append(await _offload_twice(world, policy))
         else:
@@ -188,7 +183,7 @@ async def _thresholds(given: Given) -> Any:
     return Answer(facts, automatic)
 
 
-async def _offload_twice(world: LedgerWorld, policy: OffloadPolicy) -> Fact:
+async def _offload_twice(world: LedgerWorld, policy: ledger_list.OffloadPolicy) -> Fact:
     """Run an offload by hand while the automatic one is under way; return how it went."""
     world.copies.waits = asyncio.Event()
     running = asyncio.create_task(world.managed.offload_due(policy))
@@ -199,7 +194,7 @@ async def _offload_twice(world: LedgerWorld, policy: OffloadPolicy) -> Fact:
     try:
         await world.managed.offload_prefix(last.ledger_id, last.entries - 1)
         outcome: Fact = Words({"ok": True})
-    except OffloadInProgressError as error:
+    except ledger_list.OffloadInProgressError as error:
         outcome = Refused(error)
     finally:
         world.copies.waits.set()
@@ -238,7 +233,7 @@ def _lag_decision(given: Given) -> Answer:
     complete = given.take("complete", True)
     deleted = given.first("bookkeeper_deleted", "source_deleted", default=False)
     context = OffloadContext("u", complete, deleted, NOW_MS - age)
-    found = source_is_due(context, given.first("lag", "lag_ms"), NOW_MS)
+    found = ledger_list.source_is_due(context, given.first("lag", "lag_ms"), NOW_MS)
     return Answer({"delete": found, "due": found}, found)
 
 
@@ -299,7 +294,7 @@ def _read_choice(given: Given) -> Answer:
     complete = given.take("complete")
     deleted = given.first("bookkeeper_deleted", "source_deleted")
     info = LedgerInfo(1, context=OffloadContext("u", complete, deleted))
-    found = reads_copy(info, source_first=_is_source_first(given))
+    found = ledger_list.reads_copy(info, source_first=_is_source_first(given))
     place = AnyOf(found, *(["tiered", "tiered-storage"] if found else ["bookkeeper"]))
     return Answer({"tiered": found, "reads": place, "reads_copy": found}, place)
 

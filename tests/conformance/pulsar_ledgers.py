@@ -8,15 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streammeta.brokers.pulsar import ledger_list
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.ledger_list import (
-    InvalidCursorPositionError,
-    ManagedLedger,
-    ManagedLedgerFencedError,
-    OffloadInProgressError,
-    OffloadPolicy,
-    VersionConflictError,
-)
 from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
 from tests.conformance.pulsar_offload import MemoryLedger
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Words, is_word, normal
@@ -55,7 +48,7 @@ class ListStore(MemoryListStore):
 
     async def save(self, ledgers: Sequence[LedgerInfo], version: int) -> int:
         if self.conflicts:
-            raise VersionConflictError("list has another version")
+            raise ledger_list.VersionConflictError("list has another version")
         return await super().save(ledgers, version)
 
 
@@ -162,11 +155,11 @@ class LedgerWorld(World):
 
     errors = (
         RuntimeError,
-        ManagedLedgerFencedError,
-        InvalidCursorPositionError,
-        OffloadInProgressError,
+        ledger_list.ManagedLedgerFencedError,
+        ledger_list.InvalidCursorPositionError,
+        ledger_list.OffloadInProgressError,
         NotAppendableError,
-        VersionConflictError,
+        ledger_list.VersionConflictError,
         KeyError,
     )
 
@@ -177,13 +170,13 @@ class LedgerWorld(World):
         self.position: tuple[int, int] | None = None
         self.retention_ms = 0
         self.lag_ms: int | None = None
-        self.policy = OffloadPolicy()
+        self.policy = ledger_list.OffloadPolicy()
         self.has_slow_cursor = False
         self.first: tuple[int, int] | None = None
         self.failed_uuid: str | None = None
         self._meanwhile = ""
         ids = iter(range(1, 1000))
-        self.managed = ManagedLedger(
+        self.managed = ledger_list.ManagedLedger(
             "ml", self.store, self.sources, self.copies, lambda: self.clock.now_ms,
             new_uuid=lambda: f"00000000-0000-0000-0000-{next(ids):012d}",
         )  # fmt: skip

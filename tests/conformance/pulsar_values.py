@@ -6,20 +6,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.pulsar.formats import object_names
-from streammeta.brokers.pulsar.formats.ledger_values import (
-    Digest,
-    LedgerInfo,
-    LedgerMetadata,
-    OffloadContext,
-    OffloadSegment,
-)
+from streammeta.brokers.pulsar.formats import ledger_values, object_names
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.shape_facts import AnyOf, Data, Keyed, Words
 from tests.conformance.shape_vocabulary import Given, Shape
 
 
-def metadata_of(given: Given) -> LedgerMetadata:
+def metadata_of(given: Given) -> ledger_values.LedgerMetadata:
     segments = given.first("ensembles", "segments")
     bookies = given.take("bookies", [])
     ensembles = (
@@ -29,13 +22,13 @@ def metadata_of(given: Given) -> LedgerMetadata:
         if bookies
         else {}
     )
-    metadata = LedgerMetadata(
+    metadata = ledger_values.LedgerMetadata(
         given.take("length"),
         given.take("last_entry"),
         given.first("ensemble", "ensemble_size", default=3),
         given.first("write_quorum", "quorum", default=3),
         given.first("ack_quorum", default=2),
-        Digest[given.first("digest", default="CRC32C")],
+        ledger_values.Digest[given.first("digest", default="CRC32C")],
         ensembles,
         dict(given.first("custom", "custom_metadata", default={})),
     )
@@ -51,9 +44,9 @@ def _segments_key(given: Given) -> str:
     return next((name for name in names if given.has(name)), "segments")
 
 
-def _context_of(given: Given) -> OffloadContext:
+def _context_of(given: Given) -> ledger_values.OffloadContext:
     segments = tuple(
-        OffloadSegment(
+        ledger_values.OffloadSegment(
             one.take("uuid"),
             complete=one.take("complete", None),
             **{
@@ -69,7 +62,7 @@ def _context_of(given: Given) -> OffloadContext:
         )
         for one in given.each(_segments_key(given), [])
     )
-    return OffloadContext(
+    return ledger_values.OffloadContext(
         given.take("uuid", ""),
         given.take("complete", None) or False,
         given.first("bookkeeper_deleted", "source_deleted"),
@@ -87,11 +80,11 @@ def _context(given: Given) -> Any:
         "hex": context.encode().hex(),
         "size": len(context.encode()),
     }
-    facts["round_trip"] = OffloadContext.decode(context.encode()) == context
+    facts["round_trip"] = ledger_values.OffloadContext.decode(context.encode()) == context
     if given.has("ledger_info"):
         one = given.within("ledger_info")
         facts |= _info_facts(
-            LedgerInfo(
+            ledger_values.LedgerInfo(
                 one.first("ledger_id", "ledger"),
                 one.take("entries", 0),
                 one.take("size", 0),
@@ -102,9 +95,9 @@ def _context(given: Given) -> Any:
     return facts
 
 
-def _info_facts(info: LedgerInfo) -> dict[str, Any]:
+def _info_facts(info: ledger_values.LedgerInfo) -> dict[str, Any]:
     data = info.encode()
-    same = LedgerInfo.decode(data) == info
+    same = ledger_values.LedgerInfo.decode(data) == info
     return {
         "ledger_info_hex": data.hex() if same else "another when read again",
         "info_size": len(data),
@@ -113,7 +106,7 @@ def _info_facts(info: LedgerInfo) -> dict[str, Any]:
 
 def _info(given: Given) -> Any:
     context = _context_of(given.within("context")) if given.has("context") else None
-    info = LedgerInfo(
+    info = ledger_values.LedgerInfo(
         given.take("ledger_id"),
         given.take("entries", 0),
         given.take("size", 0),
@@ -125,14 +118,14 @@ def _info(given: Given) -> Any:
         **facts,
         "hex": facts["ledger_info_hex"],
         "size": facts["info_size"],
-        "round_trip": LedgerInfo.decode(info.encode()) == info,
+        "round_trip": ledger_values.LedgerInfo.decode(info.encode()) == info,
     }
 
 
 def _ledger_metadata(given: Given) -> Any:
     metadata = metadata_of(given)
     data = metadata.encode()
-    same = LedgerMetadata.decode(data) == metadata
+    same = ledger_values.LedgerMetadata.decode(data) == metadata
     return {
         "hex": data.hex(),
         "metadata_hex": data.hex(),

@@ -6,11 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streammeta.brokers.rocketmq.formats.message import (
-    physical_offset_of,
-    queue_offset_of,
-    store_timestamp_of,
-)
+from streammeta.brokers.rocketmq.formats import message
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, Queue, SegmentMetadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.message_file import CommitLogFile, MessageFile
@@ -323,7 +319,7 @@ class QueueWorld(World):
         if place is None:
             count = clause.number(r"(\d+) messages?", 1)
             place = clause.number(r"(?:at|from|offset) (\d+)"), count
-        return [queue_offset_of(one.data) for one in await self.file.read(*place)]
+        return [message.queue_offset_of(one.data) for one in await self.file.read(*place)]
 
 
 async def _queue(given: Given) -> Any:
@@ -345,9 +341,9 @@ async def _queue(given: Given) -> Any:
         (one,) = await world.file.read(offset, 1)
         return {
             "size": len(one.data),
-            "queue_offset": queue_offset_of(one.data),
-            "physical_offset": physical_offset_of(one.data),
-            "store_timestamp": store_timestamp_of(one.data),
+            "queue_offset": message.queue_offset_of(one.data),
+            "physical_offset": message.physical_offset_of(one.data),
+            "store_timestamp": message.store_timestamp_of(one.data),
         }
 
     for name in given.stated:

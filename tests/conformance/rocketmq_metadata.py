@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.rocketmq.formats.metadata import (
-    MetadataTable,
-    Queue,
-    QueueMetadata,
-    SegmentMetadata,
-)
+from streammeta.brokers.rocketmq.formats import metadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.shape_facts import AnyOf
@@ -28,7 +23,7 @@ class MetadataWorld(World):
     """The metadata of a broker."""
 
     def __init__(self) -> None:
-        self.table = MetadataTable()
+        self.table = metadata.MetadataTable()
         self._topics: list[str] = []
         self._ids: list[int] = []
         self._iterated: int | None = None
@@ -93,7 +88,7 @@ class MetadataWorld(World):
         if base is not None:
             self.table.delete_segments("p", _KIND, int(base[1]))
         elif queue is not None:
-            self.table.queues.pop(Queue("broker", "t", int(queue[1])), None)
+            self.table.queues.pop(metadata.Queue("broker", "t", int(queue[1])), None)
         else:
             for topic in self._named(clause):
                 self.table.delete_topic(topic)
@@ -145,7 +140,7 @@ class MetadataWorld(World):
             if number is None or queue.queue_id == int(number[1]):
                 low = row.min_offset if least is None else least
                 high = row.max_offset if most is None else most
-                self.table.queues[queue] = QueueMetadata(queue, low, high, NOW_MS)
+                self.table.queues[queue] = metadata.QueueMetadata(queue, low, high, NOW_MS)
 
     @verb(r"adds?|creates?|puts?|(?=\w+ paths? of)", "add three topics (reserve times 2, 1, 2)")
     def add(self, clause: Clause) -> None:
@@ -162,18 +157,18 @@ class MetadataWorld(World):
             for number in range(count):
                 self._paths.append(f"p{number}")
                 for at in range(size):
-                    self.table.put_segment(SegmentMetadata(f"p{number}", _KIND, at * step))
+                    self.table.put_segment(metadata.SegmentMetadata(f"p{number}", _KIND, at * step))
         elif topics is not None:
             reserves = numbers_in(topics[2]) if topics[2] else []
             for at in range(numbers_in(topics[1])[0]):
                 self._add_topic(f"t{len(self._topics)}", reserves[at] if at < len(reserves) else -1)
         elif queue is not None:
             offset = int(queue[2]) if queue[2] else 0
-            key = Queue("broker", "t", int(queue[1]))
-            self.table.queues.setdefault(key, QueueMetadata(key, offset, offset))
+            key = metadata.Queue("broker", "t", int(queue[1]))
+            self.table.queues.setdefault(key, metadata.QueueMetadata(key, offset, offset))
         elif bases is not None:
             for base in numbers_in(bases[1].replace(" and ", ",")):
-                self.table.put_segment(SegmentMetadata("p", _KIND, base))
+                self.table.put_segment(metadata.SegmentMetadata("p", _KIND, base))
         else:
             name = clause.take(r"topic (\w+)")
             reserve = clause.take(r"reserve time (-?\d+)")
@@ -194,7 +189,7 @@ def _plain_queue(text: str) -> str:
     return re.sub(r"queue [(\[] ?\w+, ?(\d+) ?[)\]]", r"queue \1", text)
 
 
-def _queue_facts(row: QueueMetadata) -> dict[str, Any]:
+def _queue_facts(row: metadata.QueueMetadata) -> dict[str, Any]:
     names = {
         "min": row.min_offset,
         "max": row.max_offset,
@@ -204,7 +199,7 @@ def _queue_facts(row: QueueMetadata) -> dict[str, Any]:
     return {**names, "update_timestamp_set": row.update_ms > 0}
 
 
-def _segment_facts(row: SegmentMetadata) -> dict[str, Any]:
+def _segment_facts(row: metadata.SegmentMetadata) -> dict[str, Any]:
     return {
         "status": int(row.status),
         "seal_timestamp": row.seal_ms,

@@ -8,14 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from streammeta.brokers.rocketmq import tiered_view
+from streammeta.brokers.rocketmq.formats import metadata
 from streammeta.brokers.rocketmq.formats.key_index import TimeRange
-from streammeta.brokers.rocketmq.formats.metadata import (
-    METADATA_FILE,
-    MetadataTable,
-    Queue,
-    QueueMetadata,
-    SegmentMetadata,
-)
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.segments.chunked_segment import (
     ChunkedSegment,
@@ -170,19 +164,19 @@ def _are_topics(value: Any, stated: Any) -> bool:
 
 
 def _metadata_reload(given: Given) -> Any:
-    table = MetadataTable()
+    table = metadata.MetadataTable()
     for topic, reserve in given.take("topics", {}).items():
         table.add_topic(topic, reserve)
     for topic, number, end in given.take("queues", []):
-        queue = Queue("broker", topic, number)
-        table.queues[queue] = QueueMetadata(queue, 0, end)
+        queue = metadata.Queue("broker", topic, number)
+        table.queues[queue] = metadata.QueueMetadata(queue, 0, end)
     for base in given.take("segments", []):
         for kind in SegmentType:
-            table.put_segment(SegmentMetadata("broker/t/0", kind, base))
+            table.put_segment(metadata.SegmentMetadata("broker/t/0", kind, base))
     text = table.encode()
     shape = json.loads(re.sub(r"(?<=[{,])(-?\d+)(?=:)", r'"\1"', text))
     unquoted = re.search(r"[{,]\d+:\{", text) is not None and re.search(r'"\d+":', text) is None
-    again = MetadataTable.decode(text)
+    again = metadata.MetadataTable.decode(text)
     return {
         "all_found_after_load": again == table,
         "all_found": again == table,
@@ -191,7 +185,7 @@ def _metadata_reload(given: Given) -> Any:
         "segments": len(again.segments),
         "json_shape": _json_shape(shape),
         "number_keys": Words({"written without quotes(?:: not strict json)?": unquoted}),
-        "files": [METADATA_FILE, f"{METADATA_FILE}.bak"],
+        "files": [metadata.METADATA_FILE, f"{metadata.METADATA_FILE}.bak"],
     }
 
 

@@ -13,12 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.api import requests
-from streammeta.controller.metadata.api.answers import (
-    NodeDescription,
-    ObjectDescription,
-    StreamDescription,
-)
+from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     ObjectKind,
@@ -173,16 +168,16 @@ class ScenarioRun:
                 return found
             page = replace(PAGE, page_token=answer.next_page_token)
 
-    async def streams(self) -> dict[int, StreamDescription]:
+    async def streams(self) -> dict[int, answers.StreamDescription]:
         request = requests.DescribeStreams(include_ranges=True, include_stream_objects=True)
         return {item.stream_id: item for item in await self.all(request, "streams")}
 
-    async def nodes(self) -> dict[int, NodeDescription]:
+    async def nodes(self) -> dict[int, answers.NodeDescription]:
         """Return all nodes but the runner's own."""
         answer = await self.live.read(requests.GetNodes(include_stream_set_objects=True))
         return {node.node_id: node for node in answer.nodes if node.node_id != SERVICE.node_id}
 
-    async def objects(self) -> dict[int, ObjectDescription]:
+    async def objects(self) -> dict[int, answers.ObjectDescription]:
         return {
             item.object_id: item for item in await self.all(requests.DescribeObjects(), "objects")
         }

@@ -23,25 +23,14 @@ from streammeta.client.model import NodeIdentity
 from streammeta.client.resources.bandwidth import Network
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamObject
+from streammeta.storage.object_format import object_key, record
 from streammeta.storage.object_format.composite import (
     LinkedObject,
     decode_composite,
     encode_composite,
 )
 from streammeta.storage.object_format.index_block import IndexEntry
-from streammeta.storage.object_format.object_key import (
-    ObjectAttributes,
-    ObjectKind,
-    decode_attributes,
-    encode_attributes,
-    key_for,
-)
 from streammeta.storage.object_format.object_reader import read_entry
-from streammeta.storage.object_format.record import (
-    BLOCK_HEADER_SIZE,
-    RECORD_HEADER_SIZE,
-    RecordBatch,
-)
 from streammeta.v1 import admin_pb2, common_pb2, objects_pb2, streams_pb2
 from tests.conformance.scenario_args import Args, ArgumentMissingError
 from tests.fake_bucket import FAKE_UUID
@@ -76,7 +65,7 @@ class StreamObjectWorld:
         self.store = MemoryObjectStore()
         create_marker(self.store, _MARKER)
         for object_id, one in objects.items():
-            self.store.put(key_for(object_id, NAMESPACE), one.data)
+            self.store.put(object_key.key_for(object_id, NAMESPACE), one.data)
         self.commits: list[objects_pb2.CommitStreamObjectRequest] = []
         self.prepared: list[int] = []
         self._stream_id = stream_id
@@ -171,7 +160,7 @@ class StreamObjectWorld:
         return facts
 
     def _object_facts(self, request: objects_pb2.CommitStreamObjectRequest) -> dict[str, Any]:
-        attributes = decode_attributes(request.attributes)
+        attributes = object_key.decode_attributes(request.attributes)
         data = self._bytes(request.object_id)
         entries, holders = self._entries(request.object_id, attributes.kind, data)
         records = [
@@ -187,16 +176,16 @@ class StreamObjectWorld:
             "stored_size": len(data),
             "index": [_entry_facts(one) for one in entries],
         }
-        if attributes.kind is ObjectKind.COMPOSITE:
+        if attributes.kind is object_key.ObjectKind.COMPOSITE:
             facts["logical_size"] = request.object_size
             facts["linked_objects"] = _linked(data)
         return facts
 
     def _entries(
-        self, object_id: int, kind: ObjectKind, data: bytes
+        self, object_id: int, kind: object_key.ObjectKind, data: bytes
     ) -> tuple[list[IndexEntry], list[int]]:
         """Return the index of an object, and for each entry the object that has its bytes."""
-        if kind is ObjectKind.COMPOSITE:
+        if kind is object_key.ObjectKind.COMPOSITE:
             composite = decode_composite(data, source=str(object_id))
             held = [(one, link.object_id) for link in composite.links for one in link.entries]
             return [entry for entry, _ in held], [holder for _, holder in held]
@@ -207,7 +196,7 @@ class StreamObjectWorld:
         return memoryview(self._bytes(object_id))[entry.position : entry.position + entry.size]
 
     def _bytes(self, object_id: int) -> bytes:
-        return self.store.objects()[key_for(object_id, NAMESPACE)]
+        return self.store.objects()[object_key.key_for(object_id, NAMESPACE)]
 
 
 def _entry_facts(one: IndexEntry) -> dict[str, int]:
@@ -225,13 +214,13 @@ def _linked(data: bytes) -> list[dict[str, int]]:
 
 
 def _description(one: StreamObject) -> objects_pb2.ObjectDescription:
-    kind = ObjectKind.COMPOSITE if one.composite else ObjectKind.NORMAL
+    kind = object_key.ObjectKind.COMPOSITE if one.composite else object_key.ObjectKind.NORMAL
     return objects_pb2.ObjectDescription(
         object_id=one.object_id,
         state=common_pb2.OBJECT_STATE_COMMITTED,
         kind=common_pb2.OBJECT_KIND_COMPOSITE if one.composite else common_pb2.OBJECT_KIND_STREAM,
         object_size=one.size,
-        attributes=encode_attributes(ObjectAttributes(kind, one.bucket_id)),
+        attributes=object_key.encode_attributes(object_key.ObjectAttributes(kind, one.bucket_id)),
     )
 
 
@@ -337,17 +326,17 @@ def _normal(
     return PreparedObject(facts, built.data, built.entries)
 
 
-def _records(stream_id: int, entry: Mapping[str, int]) -> Iterator[RecordBatch]:
+def _records(stream_id: int, entry: Mapping[str, int]) -> Iterator[record.RecordBatch]:
     """Yield the records of a block: equal spans and payloads, the last takes what is left over."""
     count, at = entry["records"], entry["start"]
     span = (entry["end"] - at) // count
-    payload = entry["size"] - BLOCK_HEADER_SIZE - count * RECORD_HEADER_SIZE
+    payload = entry["size"] - record.BLOCK_HEADER_SIZE - count * record.RECORD_HEADER_SIZE
     for ordinal in range(count):
         is_last = ordinal == count - 1
         covers = entry["end"] - at if is_last else span
         size = payload - (count - 1) * (payload // count) if is_last else payload // count
         fill = (at * 31 + stream_id) % 251
-        yield RecordBatch(stream_id, 0, at, covers, bytes([fill]) * size)
+        yield record.RecordBatch(stream_id, 0, at, covers, bytes([fill]) * size)
         at += covers
 
 

@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conformance import shape_synonyms
 from tests.conformance.conformance_files import run_file, run_scenario
 from tests.conformance.conformance_report import ScenarioResult
 from tests.conformance.not_offered import feature_of
 from tests.conformance.shape_facts import Data, Keyed, Number, Refused, match
 from tests.conformance.shape_scenarios import SHAPES
-from tests.conformance.shape_synonyms import (
-    plain_times,
-    relation_in,
-    size_in,
-    time_in,
-    with_known_keys,
-)
 from tests.conformance.shape_vocabulary import choose, input_of
 
 HERE = Path(__file__).parent
@@ -322,20 +316,22 @@ def fits(stated: Any, found: Any) -> bool:
 
 
 def test_sizes_and_times_have_units() -> None:
-    assert [size_in(text) for text in ("64KiB", "1 MB", "5 bytes", "7", "x")] == [
+    assert [shape_synonyms.size_in(text) for text in ("64KiB", "1 MB", "5 bytes", "7", "x")] == [
         65536,
         1048576,
         5,
         None,
         None,
     ]
-    assert [time_in(text) for text in ("5 minutes", "1 day and 1 ms", "500ms", "5")] == [
+    assert [
+        shape_synonyms.time_in(text) for text in ("5 minutes", "1 day and 1 ms", "500ms", "5")
+    ] == [
         300_000,
         86_400_001,
         500,
         None,
     ]
-    assert plain_times("wait 1 day and 1 ms") == "wait 86400001 ms"
+    assert shape_synonyms.plain_times("wait 1 day and 1 ms") == "wait 86400001 ms"
 
 
 @pytest.mark.parametrize(
@@ -352,12 +348,12 @@ def test_sizes_and_times_have_units() -> None:
 )
 def test_keys_have_other_forms(said: Any, meant: Any) -> None:
     known = frozenset(["lag_ms", "max_size", "queries", "bookkeeper_deleted"])
-    assert with_known_keys(said, known, lambda _: False) == meant
+    assert shape_synonyms.with_known_keys(said, known, lambda _: False) == meant
 
 
 def test_a_key_of_the_shape_wins_over_its_synonym() -> None:
     known = frozenset(["lag_ms", "lag"])
-    assert with_known_keys({"lag": 1, "lag_ms": 2}, known, lambda _: False) == {
+    assert shape_synonyms.with_known_keys({"lag": 1, "lag_ms": 2}, known, lambda _: False) == {
         "lag": 1,
         "lag_ms": 2,
     }
@@ -367,7 +363,7 @@ def test_a_key_of_the_shape_wins_over_its_synonym() -> None:
     "said", [">= 3", "at least 3", "more than 2", "between 1 and 3", "3 or more"]
 )
 def test_relations_hold_of_numbers(said: str) -> None:
-    relation = relation_in(said)
+    relation = shape_synonyms.relation_in(said)
     assert relation is not None
     assert relation(3)
     assert not relation(0)

@@ -50,7 +50,11 @@ class Cluster:
     def put_before_next(self, key: str, value: bytes) -> None:
         """Let another broker put a key just before the next put of this one."""
         item = kv_pb2.KVToPut(namespace=self.keys.namespace, key=key, value=value, overwrite=True)
-        self.controllers.before["PutKVs"] = lambda: self.controllers._put_item(item)
+
+        def put() -> None:
+            self.controllers._put_item(item)
+
+        self.controllers.before["PutKVs"] = put
 
     def grow_before_next(self, topic: Topic) -> None:
         """Let another broker give a topic nine partitions just before the next put."""

@@ -9,35 +9,7 @@ from typing import Any
 import pytest
 
 from streammeta.storage import errors
-from streammeta.storage.cluster_files.bucket_marker import (
-    CLAIMS_KEPT,
-    FENCE_WAIT_MS,
-    LEASE_MS,
-    BucketMarker,
-    Fenced,
-    Generation,
-    GivenUp,
-    IdClaim,
-    check_marker,
-    claim_key,
-    claims_prefix,
-    create_generation,
-    create_marker,
-    delete_old_claims,
-    fenced_key,
-    generation_key,
-    give_up,
-    given_up_key,
-    is_own_key,
-    marker_key,
-    put_claim,
-    put_fenced,
-    read_claimed,
-    read_generations,
-    read_marker,
-    read_ownership,
-    read_undecided,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -45,7 +17,9 @@ from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_servers import running_ministack
 
 NAMESPACE = cluster_namespace("here")
-MARKER = BucketMarker(cluster_id="here", cluster_uuid="u-1", namespace=NAMESPACE, created_ms=5)
+MARKER = bucket_marker.BucketMarker(
+    cluster_id="here", cluster_uuid="u-1", namespace=NAMESPACE, created_ms=5
+)
 EXPECTED = {"cluster_id": "here", "cluster_uuid": "u-1", "namespace": NAMESPACE}
 
 
@@ -61,38 +35,40 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStor
             yield open_object_store(endpoint.uri("markers"))
 
 
-def claim(bound: int, token: str = "t", created_ms: int = 7) -> IdClaim:
-    return IdClaim(
+def claim(bound: int, token: str = "t", created_ms: int = 7) -> bucket_marker.IdClaim:
+    return bucket_marker.IdClaim(
         cluster_uuid="u-1", issued_below=bound, node_id=1, token=token, created_ms=created_ms
     )
 
 
 def test_the_first_marker_stays_and_everybody_reads_it(store: ObjectStore) -> None:
-    assert read_marker(store, NAMESPACE) is None
-    assert create_marker(store, MARKER) == MARKER
-    other = BucketMarker(cluster_id="here", cluster_uuid="u-2", namespace=NAMESPACE, created_ms=9)
-    assert create_marker(store, other) == MARKER
-    assert read_marker(store, NAMESPACE) == MARKER
-    assert read_marker(store, cluster_namespace("there")) is None
-    assert json.loads(store.get_range(marker_key(NAMESPACE))) == {
+    assert bucket_marker.read_marker(store, NAMESPACE) is None
+    assert bucket_marker.create_marker(store, MARKER) == MARKER
+    other = bucket_marker.BucketMarker(
+        cluster_id="here", cluster_uuid="u-2", namespace=NAMESPACE, created_ms=9
+    )
+    assert bucket_marker.create_marker(store, other) == MARKER
+    assert bucket_marker.read_marker(store, NAMESPACE) == MARKER
+    assert bucket_marker.read_marker(store, cluster_namespace("there")) is None
+    assert json.loads(store.get_range(bucket_marker.marker_key(NAMESPACE))) == {
         "version": 1, "cluster_id": "here", "cluster_uuid": "u-1", "namespace": NAMESPACE,
         "created_ms": 5,
     }  # fmt: skip
 
 
 def test_claims_only_rise_whatever_the_order_they_are_put_in(store: ObjectStore) -> None:
-    assert read_claimed(store, NAMESPACE) == 0
+    assert bucket_marker.read_claimed(store, NAMESPACE) == 0
     for bound in (1_000, 30, 2**63 - 1, 500):
-        put_claim(store, NAMESPACE, claim(bound))
-    assert read_claimed(store, NAMESPACE) == 2**63 - 1
-    put_claim(store, NAMESPACE, claim(500))
+        bucket_marker.put_claim(store, NAMESPACE, claim(bound))
+    assert bucket_marker.read_claimed(store, NAMESPACE) == 2**63 - 1
+    bucket_marker.put_claim(store, NAMESPACE, claim(500))
     with pytest.raises(errors.ObjectExistsError):
-        put_claim(store, NAMESPACE, claim(500, token="another"))
-    assert json.loads(store.get_range(claim_key(NAMESPACE, 500)))["token"] == "t"
+        bucket_marker.put_claim(store, NAMESPACE, claim(500, token="another"))
+    assert json.loads(store.get_range(bucket_marker.claim_key(NAMESPACE, 500)))["token"] == "t"
 
 
 def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> None:
-    prefix = claims_prefix(NAMESPACE)
+    prefix = bucket_marker.claims_prefix(NAMESPACE)
     foreign = [
         f"{prefix}9.json",
         f"{prefix}99999999999999999999.txt",
@@ -105,15 +81,18 @@ def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> Non
     for key in foreign:
         store.put(key, b"?")
     for bound in range(1, 8):
-        put_claim(store, NAMESPACE, claim(bound))
-    assert read_claimed(store, NAMESPACE) == 7
-    assert delete_old_claims(store, NAMESPACE) == 7 - CLAIMS_KEPT
-    assert delete_old_claims(store, NAMESPACE) == 0
-    kept = {claim_key(NAMESPACE, bound) for bound in (5, 6, 7)}
+        bucket_marker.put_claim(store, NAMESPACE, claim(bound))
+    assert bucket_marker.read_claimed(store, NAMESPACE) == 7
+    assert bucket_marker.delete_old_claims(store, NAMESPACE) == 7 - bucket_marker.CLAIMS_KEPT
+    assert bucket_marker.delete_old_claims(store, NAMESPACE) == 0
+    kept = {bucket_marker.claim_key(NAMESPACE, bound) for bound in (5, 6, 7)}
     assert {info.key for info in store.list_objects()} == kept | set(foreign)
-    assert all(is_own_key(key, NAMESPACE) for key in (*kept, marker_key(NAMESPACE)))
-    assert not any(is_own_key(key, NAMESPACE) for key in foreign)
-    assert not any(is_own_key(key, cluster_namespace("there")) for key in kept)
+    assert all(
+        bucket_marker.is_own_key(key, NAMESPACE)
+        for key in (*kept, bucket_marker.marker_key(NAMESPACE))
+    )
+    assert not any(bucket_marker.is_own_key(key, NAMESPACE) for key in foreign)
+    assert not any(bucket_marker.is_own_key(key, cluster_namespace("there")) for key in kept)
 
 
 @pytest.mark.parametrize(
@@ -132,20 +111,20 @@ def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> Non
 )
 def test_an_unreadable_marker_is_named_and_left_alone(body: bytes) -> None:
     store = MemoryObjectStore()
-    store.put(marker_key(NAMESPACE), body)
-    with pytest.raises(errors.CorruptObjectError, match=marker_key(NAMESPACE)):
-        read_marker(store, NAMESPACE)
-    with pytest.raises(errors.CorruptObjectError, match=marker_key(NAMESPACE)):
-        create_marker(store, MARKER)
-    assert store.get_range(marker_key(NAMESPACE)) == body
+    store.put(bucket_marker.marker_key(NAMESPACE), body)
+    with pytest.raises(errors.CorruptObjectError, match=bucket_marker.marker_key(NAMESPACE)):
+        bucket_marker.read_marker(store, NAMESPACE)
+    with pytest.raises(errors.CorruptObjectError, match=bucket_marker.marker_key(NAMESPACE)):
+        bucket_marker.create_marker(store, MARKER)
+    assert store.get_range(bucket_marker.marker_key(NAMESPACE)) == body
 
 
 def test_members_of_later_versions_are_passed_over() -> None:
     store = MemoryObjectStore()
-    create_marker(store, MARKER)
-    members = json.loads(store.get_range(marker_key(NAMESPACE)))
-    store.put(marker_key(NAMESPACE), json.dumps({**members, "more": [1]}).encode())
-    assert read_marker(store, NAMESPACE) == MARKER
+    bucket_marker.create_marker(store, MARKER)
+    members = json.loads(store.get_range(bucket_marker.marker_key(NAMESPACE)))
+    store.put(bucket_marker.marker_key(NAMESPACE), json.dumps({**members, "more": [1]}).encode())
+    assert bucket_marker.read_marker(store, NAMESPACE) == MARKER
 
 
 @pytest.mark.parametrize(
@@ -159,13 +138,13 @@ def test_members_of_later_versions_are_passed_over() -> None:
 )
 def test_any_difference_is_refused_and_says_whose(found: dict[str, str] | None, said: str) -> None:
     members: dict[str, Any] = {**EXPECTED, "created_ms": 5}
-    there = None if found is None else BucketMarker(**{**members, **found})
+    there = None if found is None else bucket_marker.BucketMarker(**{**members, **found})
     with pytest.raises(errors.WrongBucketError) as refused:
-        check_marker(there, **EXPECTED)
+        bucket_marker.check_marker(there, **EXPECTED)
     assert said in str(refused.value)
     assert "cluster 'here' with UUID u-1" in str(refused.value)
     assert NAMESPACE in str(refused.value)
-    check_marker(BucketMarker(**members), **EXPECTED)
+    bucket_marker.check_marker(bucket_marker.BucketMarker(**members), **EXPECTED)
 
 
 def test_a_marker_that_goes_while_it_is_looked_at_is_asked_for_again() -> None:
@@ -174,21 +153,21 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_asked_for_again() -> None:
             raise errors.ObjectNotFoundError(key)
 
     store = Vanishing()
-    create_marker(store, MARKER)
+    bucket_marker.create_marker(store, MARKER)
     with pytest.raises(errors.StoreUnavailableError):
-        create_marker(store, MARKER)
+        bucket_marker.create_marker(store, MARKER)
 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, "00000000", "1", "claims", "e4000000"])
 @pytest.mark.parametrize("bound", [0, 78, 10**19, 2**63 - 1])
 def test_no_marker_or_claim_passes_for_an_object(namespace: str, bound: int) -> None:
-    for key in (marker_key(namespace), claim_key(namespace, bound)):
+    for key in (bucket_marker.marker_key(namespace), bucket_marker.claim_key(namespace, bound)):
         for asking in (namespace, "claims", NAMESPACE):
             assert isinstance(parse_key(key, asking), ForeignKey), key
 
 
-def generation(number: int) -> Generation:
-    return Generation(
+def generation(number: int) -> bucket_marker.Generation:
+    return bucket_marker.Generation(
         cluster_id=f"after {number}",
         cluster_uuid=f"u-{number}",
         namespace=NAMESPACE,
@@ -202,42 +181,44 @@ def generation(number: int) -> Generation:
 def test_undecided_ids_are_given_up_generation_by_generation(store: ObjectStore) -> None:
     made = [generation(number) for number in (2, 3, 4)]
     for one in made:
-        create_generation(store, one)
-    assert read_undecided(store, NAMESPACE) == tuple(made)
-    mark = GivenUp(cluster_uuid="u-4", number=3, objects=1, bytes=2, created_ms=5)
-    give_up(store, NAMESPACE, mark)
-    give_up(store, NAMESPACE, replace(mark, created_ms=6))
+        bucket_marker.create_generation(store, one)
+    assert bucket_marker.read_undecided(store, NAMESPACE) == tuple(made)
+    mark = bucket_marker.GivenUp(cluster_uuid="u-4", number=3, objects=1, bytes=2, created_ms=5)
+    bucket_marker.give_up(store, NAMESPACE, mark)
+    bucket_marker.give_up(store, NAMESPACE, replace(mark, created_ms=6))
     store.put(f"{NAMESPACE}/generations/2.given-up.json", b"foreign")
-    assert read_undecided(store, NAMESPACE) == (made[0], made[2])
-    assert read_generations(store, NAMESPACE) == tuple(made), "it owns the bucket as before"
-    key = given_up_key(NAMESPACE, 3)
+    assert bucket_marker.read_undecided(store, NAMESPACE) == (made[0], made[2])
+    assert bucket_marker.read_generations(store, NAMESPACE) == tuple(made), (
+        "it owns the bucket as before"
+    )
+    key = bucket_marker.given_up_key(NAMESPACE, 3)
     assert json.loads(store.get_range(key))["created_ms"] == 5, "the first stays"
-    assert is_own_key(key, NAMESPACE)
-    assert not is_own_key(f"{NAMESPACE}/generations/2.given-up.json", NAMESPACE)
+    assert bucket_marker.is_own_key(key, NAMESPACE)
+    assert not bucket_marker.is_own_key(f"{NAMESPACE}/generations/2.given-up.json", NAMESPACE)
     assert isinstance(parse_key(key, NAMESPACE), ForeignKey)
 
 
 def test_the_newest_generation_owns_the_namespace(store: ObjectStore) -> None:
-    create_marker(store, MARKER)
-    assert read_generations(store, NAMESPACE) == ()
+    bucket_marker.create_marker(store, MARKER)
+    assert bucket_marker.read_generations(store, NAMESPACE) == ()
     made = [generation(number) for number in (2, 10, 3)]
     for one in made:
-        assert create_generation(store, one) == one
-        assert create_generation(store, one) == one, "a repeat"
+        assert bucket_marker.create_generation(store, one) == one
+        assert bucket_marker.create_generation(store, one) == one, "a repeat"
     store.put(f"{NAMESPACE}/generations/99.json", b"foreign")
-    assert [one.number for one in read_generations(store, NAMESPACE)] == [2, 3, 10]
-    assert read_marker(store, NAMESPACE) == made[1].marker
-    assert create_marker(store, MARKER) == made[1].marker
+    assert [one.number for one in bucket_marker.read_generations(store, NAMESPACE)] == [2, 3, 10]
+    assert bucket_marker.read_marker(store, NAMESPACE) == made[1].marker
+    assert bucket_marker.create_marker(store, MARKER) == made[1].marker
     rival = replace(made[1], cluster_uuid="rival")
-    assert create_generation(store, rival) == made[1], "there is one of each number"
-    key = generation_key(NAMESPACE, 10)
-    assert is_own_key(key, NAMESPACE)
-    assert not is_own_key(f"{NAMESPACE}/generations/99.json", NAMESPACE)
+    assert bucket_marker.create_generation(store, rival) == made[1], "there is one of each number"
+    key = bucket_marker.generation_key(NAMESPACE, 10)
+    assert bucket_marker.is_own_key(key, NAMESPACE)
+    assert not bucket_marker.is_own_key(f"{NAMESPACE}/generations/99.json", NAMESPACE)
     assert isinstance(parse_key(key, NAMESPACE), ForeignKey)
 
 
-def restored(number: int) -> Generation:
-    return Generation(
+def restored(number: int) -> bucket_marker.Generation:
+    return bucket_marker.Generation(
         cluster_id="after",
         cluster_uuid=f"u-{number}",
         namespace=NAMESPACE,
@@ -249,26 +230,28 @@ def restored(number: int) -> Generation:
 
 
 def test_a_generation_stays_unfenced_until_its_own_mark_is_there(store: ObjectStore) -> None:
-    assert read_ownership(store, NAMESPACE).unfenced is None
-    create_marker(store, MARKER)
-    assert read_ownership(store, NAMESPACE).unfenced is None, "nobody was there before"
+    assert bucket_marker.read_ownership(store, NAMESPACE).unfenced is None
+    bucket_marker.create_marker(store, MARKER)
+    assert bucket_marker.read_ownership(store, NAMESPACE).unfenced is None, (
+        "nobody was there before"
+    )
     for number in (2, 3):
-        create_generation(store, restored(number))
-        assert read_ownership(store, NAMESPACE).unfenced == restored(number)
-        mark = Fenced(
+        bucket_marker.create_generation(store, restored(number))
+        assert bucket_marker.read_ownership(store, NAMESPACE).unfenced == restored(number)
+        mark = bucket_marker.Fenced(
             cluster_uuid=f"u-{number}", number=number, is_declared=number == 3, created_ms=7
         )
-        put_fenced(store, NAMESPACE, mark)
-        put_fenced(store, NAMESPACE, mark)
-        found = read_ownership(store, NAMESPACE)
+        bucket_marker.put_fenced(store, NAMESPACE, mark)
+        bucket_marker.put_fenced(store, NAMESPACE, mark)
+        found = bucket_marker.read_ownership(store, NAMESPACE)
         assert (found.unfenced, found.marker) == (None, restored(number).marker)
-    body = json.loads(store.get_range(fenced_key(NAMESPACE, 3)))
+    body = json.loads(store.get_range(bucket_marker.fenced_key(NAMESPACE, 3)))
     assert body == {
         "version": 1, "cluster_uuid": "u-3", "number": 3, "is_declared": True, "created_ms": 7,
     }  # fmt: skip
-    assert is_own_key(fenced_key(NAMESPACE, 3), NAMESPACE)
+    assert bucket_marker.is_own_key(bucket_marker.fenced_key(NAMESPACE, 3), NAMESPACE)
 
 
 def test_whoever_waits_for_a_lease_waits_longer_than_it_lasts() -> None:
     """The margin is for a clock that runs a tenth slower than the waiter's, at least."""
-    assert FENCE_WAIT_MS >= LEASE_MS * 1.1
+    assert bucket_marker.FENCE_WAIT_MS >= bucket_marker.LEASE_MS * 1.1

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError, Source
+from streammeta.storage.object_format import object_key
 from streammeta.storage.object_format.index_block import (
     UNLIMITED,
     IndexBlock,
@@ -23,18 +24,6 @@ from streammeta.storage.object_format.index_block import (
     decode_index,
     encode_index,
     stream_ranges,
-)
-from streammeta.storage.object_format.object_key import (
-    ForeignKey,
-    ObjectAttributes,
-    ObjectKind,
-    OtherClusterKey,
-    OwnKey,
-    cluster_namespace,
-    decode_attributes,
-    encode_attributes,
-    key_for,
-    parse_key,
 )
 from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
 from streammeta.storage.object_format.record import (
@@ -345,10 +334,12 @@ def test_an_index_that_breaks_a_rule_is_corrupt(entries: list[IndexEntry], rule:
 
 @given(st.integers(0, 2**63 - 1))
 def test_a_key_is_ours_in_our_namespace_only(object_id: int) -> None:
-    ours = cluster_namespace("abc")
-    key = key_for(object_id, ours)
-    assert parse_key(key, ours) == OwnKey(object_id)
-    assert parse_key(key, cluster_namespace("abd")) == OtherClusterKey(object_id, ours)
+    ours = object_key.cluster_namespace("abc")
+    key = object_key.key_for(object_id, ours)
+    assert object_key.parse_key(key, ours) == object_key.OwnKey(object_id)
+    assert object_key.parse_key(
+        key, object_key.cluster_namespace("abd")
+    ) == object_key.OtherClusterKey(object_id, ours)
 
 
 @pytest.mark.parametrize(
@@ -379,46 +370,48 @@ def test_a_key_is_ours_in_our_namespace_only(object_id: int) -> None:
     ],
 )
 def test_anything_else_is_foreign(key: str) -> None:
-    assert isinstance(parse_key(key, "n"), ForeignKey)
+    assert isinstance(object_key.parse_key(key, "n"), object_key.ForeignKey)
 
 
 @given(st.text(alphabet="0123456789abcdefn/_-", max_size=30))
 def test_what_parses_is_exactly_what_would_be_made(key: str) -> None:
-    match parse_key(key, "n"):
-        case OwnKey(object_id):
-            assert key == key_for(object_id, "n")
-        case OtherClusterKey(object_id, namespace):
-            assert key == key_for(object_id, namespace)
+    match object_key.parse_key(key, "n"):
+        case object_key.OwnKey(object_id):
+            assert key == object_key.key_for(object_id, "n")
+        case object_key.OtherClusterKey(object_id, namespace):
+            assert key == object_key.key_for(object_id, namespace)
             assert namespace != "n"
-        case ForeignKey(reason):
+        case object_key.ForeignKey(reason):
             assert reason
 
 
 def test_ids_and_namespaces_out_of_range_are_refused() -> None:
-    assert cluster_namespace("C") == "_streammeta_C"
+    assert object_key.cluster_namespace("C") == "_streammeta_C"
     for object_id in (-1, 2**63):
         with pytest.raises(ValueError, match="object id"):
-            key_for(object_id, "n")
+            object_key.key_for(object_id, "n")
     for namespace in ("", "a/b"):
         with pytest.raises(ValueError, match="namespace"):
-            key_for(1, namespace)
+            object_key.key_for(1, namespace)
         with pytest.raises(ValueError, match="cluster id"):
-            cluster_namespace(namespace)
+            object_key.cluster_namespace(namespace)
 
 
-@given(st.sampled_from(ObjectKind), st.integers(0, 2**15 - 1), st.booleans())
-def test_attributes_of_real_buckets_survive(kind: ObjectKind, bucket: int, deep: bool) -> None:
-    attributes = ObjectAttributes(kind, bucket, deep)
-    assert decode_attributes(encode_attributes(attributes)) == attributes
+@given(st.sampled_from(object_key.ObjectKind), st.integers(0, 2**15 - 1), st.booleans())
+def test_attributes_of_real_buckets_survive(
+    kind: object_key.ObjectKind, bucket: int, deep: bool
+) -> None:
+    attributes = object_key.ObjectAttributes(kind, bucket, deep)
+    assert object_key.decode_attributes(object_key.encode_attributes(attributes)) == attributes
 
 
 @pytest.mark.parametrize("value", [-1, 2, 3, 2**31, -(2**31) - 1])
 def test_attributes_without_a_known_kind_are_refused(value: int) -> None:
     with pytest.raises(ValueError, match="attributes"):
-        decode_attributes(value)
+        object_key.decode_attributes(value)
 
 
 @pytest.mark.parametrize("bucket", [2**15, -(2**15) - 1])
 def test_a_bucket_over_16_bits_is_refused(bucket: int) -> None:
     with pytest.raises(ValueError, match="bucket_id is"):
-        encode_attributes(ObjectAttributes(bucket_id=bucket))
+        object_key.encode_attributes(object_key.ObjectAttributes(bucket_id=bucket))

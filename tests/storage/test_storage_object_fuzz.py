@@ -16,20 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError, Source
+from streammeta.storage.inspection import rendering
 from streammeta.storage.inspection.object_report import PlacedRecord, read_outline, read_records
-from streammeta.storage.inspection.rendering import (
-    outline_document,
-    outline_lines,
-    problem_document,
-    record_document,
-)
+from streammeta.storage.object_format import index_block
 from streammeta.storage.object_format.composite import decode_composite, encode_composite
-from streammeta.storage.object_format.index_block import (
-    Footer,
-    decode_footer,
-    decode_index,
-    encode_footer,
-)
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import decode_blocks, decode_record
 from tests.storage.format_objects import LINKS, read_whole, small_object
@@ -72,15 +62,15 @@ LAYERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "block": (OBJECT[46:202], lambda data: decode_blocks(memoryview(data), SOURCE)),
     "index": (
         OBJECT[DATA_SIZE:-48],
-        lambda data: decode_index(memoryview(data), data_size=DATA_SIZE, source=SOURCE),
+        lambda data: index_block.decode_index(memoryview(data), data_size=DATA_SIZE, source=SOURCE),
     ),
     "linked index": (
         OBJECT[DATA_SIZE:-48],
-        lambda data: decode_index(memoryview(data), data_size=None, source=SOURCE),
+        lambda data: index_block.decode_index(memoryview(data), data_size=None, source=SOURCE),
     ),
     "footer": (
         OBJECT[-48:],
-        lambda data: decode_footer(
+        lambda data: index_block.decode_footer(
             memoryview(data), len(OBJECT) - 48 + len(data), composite=None, source=SOURCE
         ),
     ),
@@ -133,21 +123,21 @@ def test_looking_into_a_damaged_object_always_ends_in_a_report(data: bytes, off:
     size = max(0, len(data) + off)
     outline = read_outline("test", size, lambda start, end: data[start:end])
     faults = list(outline.faults)
-    list(outline_lines(outline, None))
-    outline_document(outline, None)
+    list(rendering.outline_lines(outline, None))
+    rendering.outline_document(outline, None)
     for finding in read_records(outline, lambda start, end: data[start:end]):
         if isinstance(finding, PlacedRecord):
-            record_document(finding)
+            rendering.record_document(finding)
         else:
             assert isinstance(finding, CorruptObjectError), "nothing is passed over unasked"
             faults.append(finding)
-    assert all(problem_document(fault)["found"] for fault in faults)
+    assert all(rendering.problem_document(fault)["found"] for fault in faults)
     if outline.footer is not None and not outline.is_composite and not faults and off == 0:
         read_whole(data)
 
 
 def with_footer(data: bytes, position: int, size: int, *, composite: bool = False) -> bytes:
-    return data + encode_footer(Footer(position, size, composite))
+    return data + index_block.encode_footer(index_block.Footer(position, size, composite))
 
 
 LIARS: dict[str, Callable[[], object]] = {
@@ -163,8 +153,8 @@ LIARS: dict[str, Callable[[], object]] = {
     "link count of a table of 5 bytes is 2147483647": lambda: decode_composite(
         with_footer(struct.pack(">Bi", 0x52, 2**31 - 1), 5, 0, composite=True)
     ),
-    "place of the index is 36 bytes at": lambda: decode_footer(
-        memoryview(encode_footer(Footer(2**62, 36))), 1000, composite=False
+    "place of the index is 36 bytes at": lambda: index_block.decode_footer(
+        memoryview(index_block.encode_footer(index_block.Footer(2**62, 36))), 1000, composite=False
     ),
 }
 

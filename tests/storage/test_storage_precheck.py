@@ -10,13 +10,7 @@ import pytest
 
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_store.precheck import CREATORS, FOLDER, run_precheck
-from streammeta.storage.object_store.protocol.base import (
-    Body,
-    DeleteResult,
-    MultipartUpload,
-    Tags,
-    UploadedPart,
-)
+from streammeta.storage.object_store.protocol import base
 from tests.kit.memory_store import MemoryObjectStore
 
 STEPS = [
@@ -40,7 +34,7 @@ class ChecksThenStores(MemoryObjectStore):
         self.creators: Counter[str] = Counter()
 
     def put(
-        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+        self, key: str, data: base.Body, *, if_absent: bool = False, tags: base.Tags | None = None
     ) -> None:
         with self.lock:
             self.creators[key] += if_absent
@@ -51,7 +45,9 @@ class ChecksThenStores(MemoryObjectStore):
 class ForgetsTheEnd(MemoryObjectStore):
     """Loses the last byte of objects made of parts."""
 
-    def complete_multipart(self, upload: MultipartUpload, parts: Iterable[UploadedPart]) -> None:
+    def complete_multipart(
+        self, upload: base.MultipartUpload, parts: Iterable[base.UploadedPart]
+    ) -> None:
         super().complete_multipart(upload, tuple(parts))
         super().put(upload.key, self.objects()[upload.key][:-1])
 
@@ -59,8 +55,8 @@ class ForgetsTheEnd(MemoryObjectStore):
 class KeepsEverything(MemoryObjectStore):
     """Confirms deletions and does nothing."""
 
-    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        return DeleteResult(tuple(keys), {})
+    def delete_many(self, keys: Iterable[str]) -> base.DeleteResult:
+        return base.DeleteResult(tuple(keys), {})
 
 
 class ServesWholes(MemoryObjectStore):
