@@ -34,6 +34,11 @@ _FENCED = nodes_pb2.NODE_STATE_FENCED
 # -- keys
 
 
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
 async def test_a_put_at_a_version_loses_to_another_and_knows_its_own_repeat() -> None:
     keys = Cluster().keys
     assert await keys.put({"k": 1}, expected=0)
@@ -54,9 +59,8 @@ async def test_the_stream_of_a_partition_is_claimed_once() -> None:
     assert await keys.stream_id("p") == 7
 
 
-async def test_no_producer_id_is_given_out_twice() -> None:
+async def test_no_producer_id_is_given_out_twice(cluster: Cluster) -> None:
     """Another broker reserves between the look and the put of this one."""
-    cluster = Cluster()
     here, there = await cluster.join(1), await cluster.join(2)
     taken = [await here.next_producer_id(), await there.next_producer_id()]
     here._producer_ids = range(0)
@@ -69,8 +73,7 @@ async def test_no_producer_id_is_given_out_twice() -> None:
 # -- the view
 
 
-async def test_only_the_process_that_gave_the_address_lives() -> None:
-    cluster = Cluster()
+async def test_only_the_process_that_gave_the_address_lives(cluster: Cluster) -> None:
     for node_id in range(1, 7):
         await cluster.join(node_id)
     cluster.controllers.nodes = [
@@ -174,8 +177,7 @@ async def test_a_failed_log_is_opened_again_one_epoch_on_without_what_failed() -
     assert (again.epoch, again.high_watermark) == (1, 1)
 
 
-async def test_an_epoch_that_was_used_is_passed() -> None:
-    cluster = Cluster()
+async def test_an_epoch_that_was_used_is_passed(cluster: Cluster) -> None:
     topic = await cluster.make_topic()
     first, second = await cluster.join(1), await cluster.join(2)
     await opened(first)
@@ -189,8 +191,7 @@ async def test_an_epoch_that_was_used_is_passed() -> None:
         await appended.durable
 
 
-async def test_a_leader_that_another_broker_named_meanwhile_stays() -> None:
-    cluster = Cluster()
+async def test_a_leader_that_another_broker_named_meanwhile_stays(cluster: Cluster) -> None:
     topic = await cluster.make_topic()
     broker = await cluster.join(1)
     await cluster.join(2)
@@ -202,8 +203,7 @@ async def test_a_leader_that_another_broker_named_meanwhile_stays() -> None:
     assert (await cluster.keys.list(place))[""][0] == {"leader": 2, "epoch": 9}
 
 
-async def test_only_one_broker_names_leaders() -> None:
-    cluster = Cluster()
+async def test_only_one_broker_names_leaders(cluster: Cluster) -> None:
     await cluster.make_topic()
     await cluster.join(1)
     other = await cluster.join(2)
@@ -264,8 +264,7 @@ def _stream(stream_id: int, topic_id: str, *, is_open: bool = False) -> Any:
     return SimpleNamespace(stream_id=stream_id, epoch=3, is_open=is_open, tags=tags)
 
 
-async def test_only_closed_streams_of_deleted_topics_are_deleted() -> None:
-    cluster = Cluster()
+async def test_only_closed_streams_of_deleted_topics_are_deleted(cluster: Cluster) -> None:
     client = cast(Any, Client(cluster.controllers, 1, cluster.table))
     note = {"partitions": 1, "at_ms": 0}
     await cluster.keys.put({deleted_key("gone"): note, deleted_key("half"): note})
@@ -313,8 +312,7 @@ async def _create(broker: Broker, name: str = "t", *, count: int = 2, only: bool
     return code
 
 
-async def test_a_topic_is_made_once_and_not_by_a_look() -> None:
-    cluster = Cluster()
+async def test_a_topic_is_made_once_and_not_by_a_look(cluster: Cluster) -> None:
     broker = await cluster.join(1)
     assert await _create(broker, only=True) is Code.NONE
     assert topic_key("t") not in cluster.controllers.names()
@@ -338,8 +336,7 @@ async def _grow(broker: Broker, count: int, *, only: bool = False) -> Code:
     return code
 
 
-async def test_a_topic_only_grows_and_not_over_a_change_of_another_broker() -> None:
-    cluster = Cluster()
+async def test_a_topic_only_grows_and_not_over_a_change_of_another_broker(cluster: Cluster) -> None:
     broker = await cluster.join(1)
     topic = await cluster.make_topic(partitions=2)
     assert await _grow(broker, 2) is Code.INVALID_PARTITIONS
@@ -356,8 +353,7 @@ async def test_a_topic_only_grows_and_not_over_a_change_of_another_broker() -> N
     await opened(broker)
 
 
-async def test_metadata_names_no_leader_that_is_gone() -> None:
-    cluster = Cluster()
+async def test_metadata_names_no_leader_that_is_gone(cluster: Cluster) -> None:
     topic = await cluster.make_topic()
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(9, 4).document()})
     await cluster.join(1)
@@ -458,8 +454,7 @@ async def test_a_process_that_was_released_or_replaced_does_not_resume(said: Any
     assert not broker.logs
 
 
-async def test_a_silent_broker_is_gone_for_others() -> None:
-    cluster = Cluster()
+async def test_a_silent_broker_is_gone_for_others(cluster: Cluster) -> None:
     await cluster.make_topic()
     first, second = await cluster.join(1), await cluster.join(2)
     await opened(first)

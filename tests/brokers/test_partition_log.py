@@ -64,6 +64,11 @@ async def _values(log: PartitionLog, offset: int = 0) -> list[tuple[int, bytes |
     return found
 
 
+@pytest.fixture
+def streams() -> MemoryStreams:
+    return MemoryStreams()
+
+
 async def test_offsets_and_leader_epoch_are_put_into_batches() -> None:
     log = await _open(MemoryStreams(), epoch=3)
     assert await _append(log, plain("a", "b")) == 0
@@ -74,8 +79,7 @@ async def test_offsets_and_leader_epoch_are_put_into_batches() -> None:
     assert await _values(log, 1) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
-async def test_streams_carry_topic_and_partition_as_tags() -> None:
-    streams = MemoryStreams()
+async def test_streams_carry_topic_and_partition_as_tags(streams: MemoryStreams) -> None:
     await _open(streams)
     assert [one.tags for one in streams.table.streams.values()] == [{"0": "topic", "1": "b"}] * 3
 
@@ -102,8 +106,7 @@ async def test_bad_batch_changes_nothing(payload: bytes, error: type[Exception])
     assert await _values(log) == [(0, b"good")]
 
 
-async def test_batch_shows_once_it_is_durable() -> None:
-    streams = MemoryStreams()
+async def test_batch_shows_once_it_is_durable(streams: MemoryStreams) -> None:
     log = await _open(streams)
     streams.holds_back = True
     first, second = await log.append(plain("a")), await log.append(plain("b"))
@@ -117,9 +120,8 @@ async def test_batch_shows_once_it_is_durable() -> None:
     assert await _values(log) == [(0, b"a")]
 
 
-async def test_nothing_is_read_before_it_is_durable() -> None:
+async def test_nothing_is_read_before_it_is_durable(streams: MemoryStreams) -> None:
     """A reader never sees a batch that a failed upload takes back, not even from memory."""
-    streams = MemoryStreams()
     log = await _open(streams)
     await _append(log, plain("a"))
     streams.holds_back = True
@@ -174,8 +176,7 @@ async def test_watchers_hear_of_durable_batches_failures_and_the_end() -> None:
     assert len(heard) == 3
 
 
-async def test_newest_batches_are_read_from_memory() -> None:
-    streams = MemoryStreams()
+async def test_newest_batches_are_read_from_memory(streams: MemoryStreams) -> None:
     log = await _open(streams, tail_bytes=1)
     await _append(log, plain("a", "b"))
     await _append(log, plain("c"))
@@ -267,15 +268,13 @@ async def test_late_append_of_a_former_owner_fails_and_reaches_nobody() -> None:
     assert present.end_of_epoch(2) == (-1, -1)
 
 
-async def test_old_epoch_opens_nothing() -> None:
-    streams = MemoryStreams()
+async def test_old_epoch_opens_nothing(streams: MemoryStreams) -> None:
     log = await _open(streams, epoch=5)
     with pytest.raises(StreamFencedError):
         await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=4)
 
 
-async def test_recovery_reads_only_behind_the_last_checkpoint() -> None:
-    streams = MemoryStreams()
+async def test_recovery_reads_only_behind_the_last_checkpoint(streams: MemoryStreams) -> None:
     log = await _open(streams, checkpoint_bytes=1000)
     for number in range(40):
         await _append(log, plain(f"{number:04}" * 20))
@@ -389,8 +388,7 @@ async def test_closed_log_takes_no_more_and_says_so() -> None:
             await change
 
 
-async def test_a_checkpoint_is_written_once_for_its_bytes() -> None:
-    streams = MemoryStreams()
+async def test_a_checkpoint_is_written_once_for_its_bytes(streams: MemoryStreams) -> None:
     log = await _open(streams, checkpoint_bytes=1_000)
     meta = streams.table.streams[log.stream_ids[0]]
     before = meta.end
@@ -399,8 +397,7 @@ async def test_a_checkpoint_is_written_once_for_its_bytes() -> None:
     assert meta.end - before == 3 * 4  # four values a checkpoint, one after every third batch
 
 
-async def test_a_checkpoint_saves_each_entry_of_the_time_index_once() -> None:
-    streams = MemoryStreams()
+async def test_a_checkpoint_saves_each_entry_of_the_time_index_once(streams: MemoryStreams) -> None:
     log = await _open(streams, checkpoint_bytes=1)
     for number in range(3):
         await _append(log, make_batch([Rec(NOW + number, None, bytes(5000))]))
@@ -417,8 +414,7 @@ async def test_unreadable_value_fails_the_opening_and_names_its_offset() -> None
         await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
 
 
-async def test_segments_end_at_their_size_and_outlive_a_restart() -> None:
-    streams = MemoryStreams()
+async def test_segments_end_at_their_size_and_outlive_a_restart(streams: MemoryStreams) -> None:
     log = await _open(streams, segment=SegmentLimits(bytes=500))
     for number in range(9):
         await _append(log, plain(str(number) * 100))
@@ -432,8 +428,7 @@ async def test_segments_end_at_their_size_and_outlive_a_restart() -> None:
     ]
 
 
-async def test_retention_by_bytes_and_by_time() -> None:
-    streams = MemoryStreams()
+async def test_retention_by_bytes_and_by_time(streams: MemoryStreams) -> None:
     log = await _open(
         streams, segment=SegmentLimits(bytes=500), retention=Retention(age_ms=-1, bytes=800)
     )
@@ -567,8 +562,7 @@ async def test_offset_by_time_finds_the_first_record_that_is_not_older() -> None
         assert await offset_by_time(successor, asked) == wanted
 
 
-async def test_map_of_a_partition_stays_small() -> None:
-    streams = MemoryStreams()
+async def test_map_of_a_partition_stays_small(streams: MemoryStreams) -> None:
     log = await _open(streams, checkpoint_bytes=1)
     for number in range(100):
         await _append(log, plain(str(number)))

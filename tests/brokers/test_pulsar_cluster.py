@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams, StreamLedger
 from streammeta.brokers.pulsar.offloader import Offloader
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import NamedObjects, OwnerKey, StreamClient
 from streammeta.client.errors import BrokerClientError
 from streammeta.client.parts import BrokerSession, ControllerClient
@@ -29,15 +31,17 @@ pytestmark = pytest.mark.process
 KEY = OwnerKey("ml", "ledgers")
 
 
-def test_ledgers_are_offloaded_to_named_objects_and_a_second_owner_is_fenced(
-    tmp_path: Path,
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with running_cluster(tmp_path) as found:
+        raise_level(found, 3)
+        yield found
+
+
+async def test_ledgers_are_offloaded_to_named_objects_and_a_second_owner_is_fenced(
+    cluster: LocalCluster,
 ) -> None:
-    with running_cluster(tmp_path) as cluster:
-        raise_level(cluster, 3)
-        asyncio.run(_lives(cluster.endpoints, tmp_path / "bucket"))
-
-
-async def _lives(endpoints: list[str], bucket: Path) -> None:
+    endpoints, bucket = cluster.endpoints, cluster.root / "bucket"
     store = LocalObjectStore(bucket)
     async with ControllerClient(endpoints) as client:
         session = await BrokerSession.open(client, 7, 1)
@@ -85,13 +89,8 @@ async def _refusals(blobs: NamedBlobs) -> None:
         await blobs.metadata("absent")
 
 
-def test_a_ledger_is_a_closed_stream_and_its_place_may_change(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
-        raise_level(cluster, 3)
-        asyncio.run(_native(cluster.endpoints, tmp_path / "bucket"))
-
-
-async def _native(endpoints: list[str], bucket: Path) -> None:
+async def test_a_ledger_is_a_closed_stream_and_its_place_may_change(cluster: LocalCluster) -> None:
+    endpoints, bucket = cluster.endpoints, cluster.root / "bucket"
     store = LocalObjectStore(bucket)
     bodies = [b"", *(bytes([at % 251]) * (at * 40) for at in range(300))]
     async with (

@@ -168,20 +168,16 @@ async def test_a_segment_that_is_abandoned_leaves_nothing() -> None:
     assert not blobs.kept
 
 
-async def test_a_segment_is_full_at_its_bound_and_not_before() -> None:
-    limits = SegmentLimits(segment_bytes=250, buffer_bytes=900, block_bytes=300)
+@pytest.mark.parametrize(("segment_bytes", "accepted"), [(250, 3), (200, 2)])
+async def test_a_segment_is_full_as_soon_as_it_has_its_bytes_and_not_before(
+    segment_bytes: int, accepted: int
+) -> None:
+    limits = SegmentLimits(segment_bytes=segment_bytes, buffer_bytes=900, block_bytes=300)
     segment = StreamingSegment(MemoryBlobs(), UUID, LEDGER, 0, limits=limits)
-    results = [segment.offer(LEDGER, Entry(at, b"a" * 100)) for at in range(4)]
-    assert results == [OfferResult.SUCCESS] * 3 + [OfferResult.FAIL_SEGMENT_CLOSED]
+    results = [segment.offer(LEDGER, Entry(at, b"a" * 100)) for at in range(accepted + 1)]
+    assert results == [OfferResult.SUCCESS] * accepted + [OfferResult.FAIL_SEGMENT_CLOSED]
     end = await segment.finish()
-    assert (end.ledger_id, end.entry_id) == (LEDGER, 2)
-
-
-async def test_a_segment_is_full_as_soon_as_it_has_its_bytes() -> None:
-    limits = SegmentLimits(segment_bytes=200, buffer_bytes=900, block_bytes=300)
-    segment = StreamingSegment(MemoryBlobs(), UUID, LEDGER, 0, limits=limits)
-    results = [segment.offer(LEDGER, Entry(at, b"a" * 100)) for at in range(3)]
-    assert results == [OfferResult.SUCCESS] * 2 + [OfferResult.FAIL_SEGMENT_CLOSED]
+    assert (end.ledger_id, end.entry_id) == (LEDGER, accepted - 1)
 
 
 async def test_an_earlier_ledger_does_not_follow() -> None:

@@ -32,6 +32,11 @@ def _due(policy: ledger_list.OffloadPolicy, *ledgers: LedgerInfo) -> list[int]:
 # ---- policies ----
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def test_ledgers_over_the_size_are_due_summed_from_the_newest() -> None:
     ledgers = [_closed(at) for at in range(4)]
     assert _due(ledger_list.OffloadPolicy(threshold_bytes=20), *ledgers) == [0, 1]
@@ -119,8 +124,7 @@ class World:
         return managed
 
 
-async def test_a_sweep_spares_a_copy_that_begins_meanwhile() -> None:
-    world = World()
+async def test_a_sweep_spares_a_copy_that_begins_meanwhile(world: World) -> None:
 
     class MeetsAnOffload(Copies):
         async def list_copies(self) -> list[tuple[int, str]]:
@@ -134,8 +138,7 @@ async def test_a_sweep_spares_a_copy_that_begins_meanwhile() -> None:
     assert world.copies.stored == {UUIDS[0]: 0}
 
 
-async def test_a_sweep_waits_for_no_offload_of_its_own() -> None:
-    world = World()
+async def test_a_sweep_waits_for_no_offload_of_its_own(world: World) -> None:
     world.copies.waits = asyncio.Event()
     managed = await world.open()
     offloading = asyncio.create_task(managed.offload(managed.ledgers[:1]))
@@ -149,8 +152,7 @@ async def test_a_sweep_waits_for_no_offload_of_its_own() -> None:
     assert await managed.sweep() == []
 
 
-async def test_what_an_earlier_try_left_is_deleted_before_the_next() -> None:
-    world = World()
+async def test_what_an_earlier_try_left_is_deleted_before_the_next(world: World) -> None:
     world.copies.fails_after = {0}
     managed = await world.open()
     with pytest.raises(RuntimeError, match="failed late"):
@@ -162,8 +164,7 @@ async def test_what_an_earlier_try_left_is_deleted_before_the_next() -> None:
     assert managed.ledgers[0].is_complete
 
 
-async def test_a_copy_whose_ledger_got_another_is_deleted_and_does_not_count() -> None:
-    world = World()
+async def test_a_copy_whose_ledger_got_another_is_deleted_and_does_not_count(world: World) -> None:
     world.copies.waits = asyncio.Event()
     managed = await world.open()
     offloading = asyncio.create_task(managed.offload(managed.ledgers[:1]))
@@ -176,8 +177,7 @@ async def test_a_copy_whose_ledger_got_another_is_deleted_and_does_not_count() -
     assert not managed.ledgers[0].is_complete
 
 
-async def test_an_owner_that_was_replaced_deletes_nothing() -> None:
-    world = World()
+async def test_an_owner_that_was_replaced_deletes_nothing(world: World) -> None:
     former, present = await world.open(), await world.open()
     await present.offload(present.ledgers[:1])
     for change in (former.trim(2), former.offload(former.ledgers[:1])):
@@ -189,8 +189,7 @@ async def test_an_owner_that_was_replaced_deletes_nothing() -> None:
         await former.trim(1)
 
 
-async def test_a_source_goes_only_after_the_list_says_so() -> None:
-    world = World()
+async def test_a_source_goes_only_after_the_list_says_so(world: World) -> None:
     former, present = await world.open(), await world.open()
     await present.offload(present.ledgers[:1])
     assert await present.delete_sources(0) == []  # the lag is not over within the same ms
@@ -205,8 +204,7 @@ async def test_a_source_goes_only_after_the_list_says_so() -> None:
     assert await present.delete_sources(0) == []
 
 
-async def test_a_trim_leaves_the_open_ledger_and_those_from_its_bound_on() -> None:
-    world = World()
+async def test_a_trim_leaves_the_open_ledger_and_those_from_its_bound_on(world: World) -> None:
     managed = await world.open()
     await managed.offload(managed.ledgers[:2])
     assert await managed.trim(0) == []

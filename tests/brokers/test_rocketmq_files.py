@@ -25,6 +25,11 @@ from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, File
 from tests.kit.memory_store import MemoryObjectStore
 
 
+@pytest.fixture
+def world() -> FileWorld:
+    return FileWorld()
+
+
 @pytest.mark.parametrize("magic", Magic)
 def test_messages_with_long_hosts_are_read_back_with_their_times(magic: Magic) -> None:
     message = Message(
@@ -68,8 +73,7 @@ def test_metadata_that_is_no_file_of_theirs_is_refused() -> None:
             MetadataTable.decode(text)
 
 
-async def test_a_message_larger_than_a_group_is_dispatched_by_itself() -> None:
-    world = FileWorld()
+async def test_a_message_larger_than_a_group_is_dispatched_by_itself(world: FileWorld) -> None:
     groups = GroupCommit(size=500)
     one = await world.dispatcher(Local(3, bodies={0: b"a" * 1000}), groups)
     await one.dispatch(force=True)
@@ -80,8 +84,7 @@ async def test_a_message_larger_than_a_group_is_dispatched_by_itself() -> None:
     assert ends == [1, 3]
 
 
-async def test_a_group_waits_until_it_is_old_or_large() -> None:
-    world = FileWorld()
+async def test_a_group_waits_until_it_is_old_or_large(world: FileWorld) -> None:
     one = await world.dispatcher(Local(1), GroupCommit(timeout_ms=1000))
     await one.dispatch()
     assert not await one.dispatch()
@@ -91,8 +94,7 @@ async def test_a_group_waits_until_it_is_old_or_large() -> None:
     assert one.file.commit_offset == 1
 
 
-async def test_what_the_local_store_lost_is_a_hole_and_the_rest_stays() -> None:
-    world = FileWorld()
+async def test_what_the_local_store_lost_is_a_hole_and_the_rest_stays(world: FileWorld) -> None:
     one = await world.dispatcher(Local(2))
     for _ in range(2):
         await one.dispatch(force=True)
@@ -109,8 +111,7 @@ async def test_what_the_local_store_lost_is_a_hole_and_the_rest_stays() -> None:
     assert await one.file.offset_at(0) == 0
 
 
-async def test_items_are_never_committed_before_their_messages() -> None:
-    world = FileWorld()
+async def test_items_are_never_committed_before_their_messages(world: FileWorld) -> None:
     file = world.message_file()
     await file.init_offset(0)
     segment = FailingSegment()
@@ -125,8 +126,7 @@ async def test_items_are_never_committed_before_their_messages() -> None:
     assert (item.commit_log_offset, item.message_size) == (0, len(stored(0)))
 
 
-async def test_messages_without_items_after_a_crash_do_no_harm() -> None:
-    world = FileWorld()
+async def test_messages_without_items_after_a_crash_do_no_harm(world: FileWorld) -> None:
     file = world.message_file()
     await file.init_offset(0)
     await file.append(stored(0), 0)
@@ -141,8 +141,7 @@ async def test_messages_without_items_after_a_crash_do_no_harm() -> None:
     assert [one.queue_offset for one in await again.read(0, 9)] == [0, 1]
 
 
-async def test_a_queue_whose_segments_all_expired_goes_on_at_its_end() -> None:
-    world = FileWorld()
+async def test_a_queue_whose_segments_all_expired_goes_on_at_its_end(world: FileWorld) -> None:
     file = world.message_file()
     await file.init_offset(7)
     await file.append(stored(7, stored_ms=2), 0)
@@ -159,8 +158,7 @@ async def test_a_queue_whose_segments_all_expired_goes_on_at_its_end() -> None:
         assert one.is_initialised
 
 
-async def test_times_that_were_never_noted_keep_a_segment() -> None:
-    world = FileWorld()
+async def test_times_that_were_never_noted_keep_a_segment(world: FileWorld) -> None:
     file = world.message_file()
     await file.init_offset(0)
     await file.append(stored(0, stored_ms=2), 0)
@@ -206,8 +204,7 @@ def test_an_index_file_with_a_chain_that_runs_forward_is_refused() -> None:
         LocalIndex.decode(bytes(data), 1, 4)
 
 
-async def test_read_ahead_keeps_its_bound_and_forgets_what_is_not_used() -> None:
-    world = FileWorld()
+async def test_read_ahead_keeps_its_bound_and_forgets_what_is_not_used(world: FileWorld) -> None:
     file = world.message_file()
     await file.init_offset(0)
     for offset in range(50):

@@ -166,6 +166,11 @@ async def offsets(file: MessageFile) -> list[int]:
 # ---- reserve times ----
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def test_the_reserve_time_of_a_topic_is_in_hours_and_has_a_default() -> None:
     table = MetadataTable()
     table.add_topic("added", 5)
@@ -183,8 +188,7 @@ def test_the_reserve_time_of_a_topic_is_in_hours_and_has_a_default() -> None:
     assert MetadataTable.decode(table.encode()) == table
 
 
-async def test_each_topic_keeps_its_messages_for_its_own_time() -> None:
-    world = World()
+async def test_each_topic_keeps_its_messages_for_its_own_time(world: World) -> None:
     world.keeper.table.set_reserve_time(SHORT.topic, 10)
     for queue in (QUEUE, SHORT):
         await fill(await world.file(queue), 40, NOW_MS)
@@ -216,8 +220,7 @@ def test_times_that_delete_all_or_never_rest_are_refused(
 # ---- clocks ----
 
 
-async def test_a_machine_ten_years_ahead_deletes_what_a_day_ahead_would() -> None:
-    world = World()
+async def test_a_machine_ten_years_ahead_deletes_what_a_day_ahead_would(world: World) -> None:
     file = await world.file()
     for hour in range(100):
         world.now_ms = NOW_MS + hour * HOUR_MS
@@ -248,9 +251,8 @@ async def test_a_new_store_has_the_machines_time() -> None:
     assert stamped_clock("it", MetadataTable().stamps_ms, lambda: NOW_MS, lambda: 0)() == NOW_MS
 
 
-async def test_the_time_of_a_check_is_noted() -> None:
+async def test_the_time_of_a_check_is_noted(world: World) -> None:
     """A broker that writes no segment for weeks is not taken for one that was off."""
-    world = World()
     expiry = await world.expiry()
     world.now_ms += 100 * HOUR_MS
     await expiry.expire_due()
@@ -335,8 +337,7 @@ async def test_a_queue_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFix
     assert await offsets(world.files[QUEUE]) == []
 
 
-async def test_an_empty_segment_holds_up_no_expiry() -> None:
-    world = World()
+async def test_an_empty_segment_holds_up_no_expiry(world: World) -> None:
     file = await world.file()
     await file.init_offset(10)
     await file.skip_to(20)
@@ -429,8 +430,7 @@ async def test_what_is_appended_while_the_last_segment_goes_is_kept() -> None:
 # ---- key index ----
 
 
-async def test_index_files_go_once_no_topic_reserves_their_messages() -> None:
-    world = World()
+async def test_index_files_go_once_no_topic_reserves_their_messages(world: World) -> None:
     world.keeper.table.set_reserve_time(SHORT.topic, 10)
     expiry = await world.expiry(Retention(reserved_hours=30))
     index = expiry._index
@@ -450,8 +450,7 @@ async def test_index_files_go_once_no_topic_reserves_their_messages() -> None:
     assert not any(segment.data for segment in world.store.segments.values())
 
 
-async def test_an_index_file_whose_deletion_fails_goes_later() -> None:
-    world = World()
+async def test_an_index_file_whose_deletion_fails_goes_later(world: World) -> None:
     expiry = await world.expiry()
     for number in range(10):
         expiry._index.put("t", 1, 0, [f"k{number}"], number, 1, NOW_MS + number)
@@ -469,8 +468,7 @@ async def test_an_index_file_whose_deletion_fails_goes_later() -> None:
 # ---- the loop ----
 
 
-async def test_the_loop_checks_at_once_and_again_until_it_is_stopped() -> None:
-    world = World()
+async def test_the_loop_checks_at_once_and_again_until_it_is_stopped(world: World) -> None:
     expiry = await world.expiry(Retention(check_interval_s=0.001))
     world.steps.fails_at = world.steps.taken
     expiry.start()
@@ -483,8 +481,7 @@ async def test_the_loop_checks_at_once_and_again_until_it_is_stopped() -> None:
     await expiry.stop()
 
 
-async def test_without_an_interval_nothing_is_checked() -> None:
-    world = World()
+async def test_without_an_interval_nothing_is_checked(world: World) -> None:
     expiry = await world.expiry(Retention(check_interval_s=None))
     expiry.start()
     for _ in range(5):

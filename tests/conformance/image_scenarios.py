@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from streammeta.controller.metadata.tables.values import (
-    ObjectKind,
-    ObjectState,
-    StreamState,
-    column,
-)
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import StreamsClosed
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
@@ -194,7 +189,7 @@ def _kvs(rows: MetadataRows) -> dict[str, str]:
 def _objects(rows: MetadataRows) -> dict[int, Any]:
     return {
         row["object_id"]: {
-            "state": ObjectState(row["state"]).name,
+            "state": values.ObjectState(row["state"]).name,
             "size": row["object_size"],
             "timestamp": row["timestamp_ms"],
             "attributes": row["attributes"],
@@ -249,7 +244,7 @@ def _stream(rows: MetadataRows, stream: Row) -> dict[str, Any]:
     return {
         "stream": stream["stream_id"],
         "epoch": stream["epoch"],
-        "state": StreamState(stream["state"]).name,
+        "state": values.StreamState(stream["state"]).name,
         "start": stream["start_offset"],
         "end": stream["end_offset"],
         "ranges": ranges,
@@ -274,7 +269,9 @@ def _node_epoch(image: _Image) -> Any:
 
 
 def _set_object_ids(image: _Image) -> list[int]:
-    held = image.rows().rows("objects", kind=int(ObjectKind.STREAM_SET), node_id=image.node_id)
+    held = image.rows().rows(
+        "objects", kind=int(values.ObjectKind.STREAM_SET), node_id=image.node_id
+    )
     return [row["object_id"] for row in sorted(held, key=lambda row: row["order_id"])]
 
 
@@ -283,7 +280,7 @@ def _stream_object_ids(image: _Image) -> list[int]:
     held = rows.rows("object_ranges", stream_id=image.stream_id)
     kinds = {row["object_id"]: row["kind"] for row in rows.rows("objects")}
     return sorted(
-        row["object_id"] for row in held if kinds[row["object_id"]] != ObjectKind.STREAM_SET
+        row["object_id"] for row in held if kinds[row["object_id"]] != values.ObjectKind.STREAM_SET
     )
 
 
@@ -329,8 +326,8 @@ def check_codec(args: Args, result: ScenarioResult) -> Iterator[Mismatch]:
         return
     result.deviate(1, "codec", "own-record-encoding")
     record = StreamsClosed(
-        stream_id=column([row["stream"] for row in rows]),
-        end_offset=column([row["end"] for row in rows]),
+        stream_id=values.column([row["stream"] for row in rows]),
+        end_offset=values.column([row["end"] for row in rows]),
     )
     (decoded,) = decode_records(encode_records([record]))
     assert isinstance(decoded, StreamsClosed)

@@ -7,16 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from streammeta.brokers.partition import meta_map
 from streammeta.brokers.partition.leader_epochs import LeaderEpochs
-from streammeta.brokers.partition.meta_map import (
-    LEADER_EPOCHS,
-    LOG,
-    PARTITION,
-    PRODUCER_SNAPSHOTS,
-    PartitionState,
-    encode_entry,
-    encode_snapshots,
-)
 from streammeta.brokers.partition.producer_state import ProducerStates
 from streammeta.brokers.partition.record_batch import read_batches, rebased
 from streammeta.brokers.partition.segments import Segment, encode_log
@@ -63,14 +55,19 @@ def _batch(stated: Mapping[str, Any]) -> Iterator[Mismatch]:
 
 
 def _map_record(stated: Mapping[str, Any]) -> Iterator[Mismatch]:
-    data = encode_entry("ab", b"rest")
+    data = meta_map.encode_entry("ab", b"rest")
     at = 0
     for (name, kind), wanted in zip(stated["fields"], (0, 2, b"ab", b"rest"), strict=True):
         size = _SIZES.get(kind, 2 if kind == "utf-8" else len(data) - at)
         raw = data[at : at + size]
         yield from compare(wanted, int.from_bytes(raw, "big") if kind in _SIZES else raw, str(name))
         at += size
-    written = [LOG, PARTITION, PRODUCER_SNAPSHOTS, LEADER_EPOCHS]
+    written = [
+        meta_map.LOG,
+        meta_map.PARTITION,
+        meta_map.PRODUCER_SNAPSHOTS,
+        meta_map.LEADER_EPOCHS,
+    ]
     yield from compare(stated["keys"], written, "keys")
 
 
@@ -91,7 +88,7 @@ def _names_of(stated: str, value: bytes) -> Iterator[Mismatch]:
 
 
 def _partition(stated: str) -> Iterator[Mismatch]:
-    yield from _names_of(stated, PartitionState().encode())
+    yield from _names_of(stated, meta_map.PartitionState().encode())
 
 
 def _log(stated: str) -> Iterator[Mismatch]:
@@ -106,7 +103,7 @@ def _epochs(stated: str) -> Iterator[Mismatch]:
 
 def _snapshots(stated: str) -> Iterator[Mismatch]:
     found = re.search(r"0x[0-9a-f]{2}", stated)
-    written = f"0x{encode_snapshots({})[0]:02x}"
+    written = f"0x{meta_map.encode_snapshots({})[0]:02x}"
     yield from compare(found[0] if found else None, written, "producer_snapshots_value")
 
 

@@ -25,7 +25,7 @@ from streammeta.storage.inspection.kafka_batch import decode_kafka_records
 from tests.conformance.kafka_formats import linear, text_bytes
 from tests.conformance.shape_facts import Done
 from tests.conformance.shape_sentences import Clause, number_of, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import NotOfferedError, World, attempt, run_steps, verb
 from tests.kit.clock import ManualClock
 from tests.kit.kafka_batches import Rec, make_batch
@@ -109,9 +109,7 @@ async def _map(given: Given) -> Any:
     for key, value in [one for one in rows if isinstance(one, list)]:
         # values of scenarios are no real ones: keys that are not decoded stand for them
         await world.meta.put({f"test.{key}": bytes.fromhex(str(value))})
-    course = await run_steps(
-        world, given.take("input") if given.has("input") else given.steps(MapWorld)
-    )
+    course = await run_steps(world, take_steps(given, MapWorld))
     for name in map(str, given.stated):
         found = re.fullmatch(r"records_in_(\d+)_to_(\d+)", name)
         if found is not None:
@@ -321,7 +319,7 @@ async def _log(given: Given) -> Any:
     if given.has("appended"):
         return await _below(given, world)
     records = given.take("records", [])
-    steps = given.take("input") if given.has("input") else given.steps(LogWorld)
+    steps = take_steps(given, LogWorld)
     for key, value in records:
         await world.append_records([Rec(1, text_bytes(key), text_bytes(value))])
     course = await run_steps(world, steps)

@@ -6,13 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from streammeta.brokers.partition import producer_state
 from streammeta.brokers.partition.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from streammeta.brokers.partition.meta_map import encode_entry, encode_snapshots
-from streammeta.brokers.partition.producer_state import (
-    EXPIRATION_MS,
-    ProducerStates,
-    sequence_after,
-)
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.storage.inspection.meta_stream import decode_meta_entry
 from tests.conformance.shape_facts import AnyOf, Done, Words
@@ -41,7 +37,7 @@ class ProducerWorld(World):
     errors = (OutOfOrderSequenceError, InvalidProducerEpochError)
 
     def __init__(self) -> None:
-        self.states = ProducerStates()
+        self.states = producer_state.ProducerStates()
         self.now_ms = 1
         self.snapshots: dict[int, bytes] = {}
         self.is_replicated = False
@@ -97,9 +93,9 @@ class ProducerWorld(World):
         value: Any = decode_meta_entry(payload).value
         newest = max(value, key=lambda one: one.offset, default=None)
         self.states = (
-            ProducerStates.of_snapshot(newest.offset, newest.producers)
+            producer_state.ProducerStates.of_snapshot(newest.offset, newest.producers)
             if newest
-            else ProducerStates()
+            else producer_state.ProducerStates()
         )
         self.states.expire(self.now_ms)
 
@@ -116,7 +112,7 @@ class ProducerWorld(World):
         )
         assert found is not None
         if "expiration" in found[0]:
-            self.now_ms += EXPIRATION_MS + int(found[1] or 1)
+            self.now_ms += producer_state.EXPIRATION_MS + int(found[1] or 1)
         else:
             self.now_ms += int(found[2]) if found[2] else time_in(found[1]) or 0
 
@@ -222,9 +218,10 @@ def _next_sequence(given: Given) -> Answer:
         return Answer(
             {}, Words({f"ok: first {batch.base_sequence}, last {batch.last_sequence}": True})
         )
-    is_next = sequence_after(given.take("last")) == given.take("next")
+    is_next = producer_state.sequence_after(given.take("last")) == given.take("next")
     return Answer(
-        {"next": sequence_after(given.take("last"))}, "ok" if is_next else "OutOfOrderSequence"
+        {"next": producer_state.sequence_after(given.take("last"))},
+        "ok" if is_next else "OutOfOrderSequence",
     )
 
 

@@ -21,7 +21,7 @@ from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID, entries_of
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused, Words
 from tests.conformance.shape_sentences import Clause, number_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import World, attempt, run_steps, verb
 
 LEDGER = 7
@@ -217,7 +217,7 @@ async def _copy(given: Given) -> Any:
         for name in ("delete", "read_after_close", "reads")
         if given.has(name)
     }
-    steps = given.take("input") if given.has("input") else given.steps(CopyWorld)
+    steps = take_steps(given, CopyWorld)
     if not steps or not re.match(r"(offload|start|.*fails)", str(steps[0])):
         steps = ["offload", *steps]
     if "delete" in special:
@@ -435,7 +435,7 @@ def _object(size: int) -> bytes:
 async def _stream(given: Given) -> Any:
     size, buffer = given.take("size"), given.first("buffer", "buffer_size", default=1000)
     data = _object(size)
-    steps = given.take("input") if given.has("input") else given.steps(StreamWorld)
+    steps = take_steps(given, StreamWorld)
     course = await run_steps(StreamWorld(data, buffer), steps)
 
     async def equal_in(step: int) -> bool:

@@ -17,7 +17,7 @@ from tests.conformance.rocketmq_formats import plain
 from tests.conformance.rocketmq_segments import bytes_of, time_of
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused
 from tests.conformance.shape_sentences import Clause, ordinal_of, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import World, run_steps, verb
 
 
@@ -173,15 +173,11 @@ class FlatFileWorld(World):
         self.file.writable().close()
 
 
-def _listed(given: Given, world: type[World]) -> list[Any]:
-    return list(given.take("input")) if given.has("input") else given.steps(world)
-
-
 async def _flat_file(given: Given) -> Any:
     kind = given.take("type", None)
     has_messages = given.has("messages")
     size = given.first("max_size", "segment_size", default=1 << 20)
-    steps = _listed(given, FlatFileWorld) if not has_messages else []
+    steps = take_steps(given, FlatFileWorld) if not has_messages else []
     said = " ".join(map(str, steps))
     is_log = kind == "COMMIT_LOG" or (kind is None and ("MSG" in said or has_messages))
     world = FlatFileWorld(FileWorld(), size, is_commit_log=is_log)
@@ -329,7 +325,7 @@ async def _queue(given: Given) -> Any:
     await world.file.init_offset(first)
     lock = given.take("commit_lock", None)
     said = given.take("messages", None)
-    steps = _listed(given, QueueWorld)
+    steps = take_steps(given, QueueWorld)
     if said is not None:
         commits = [] if any("commit" in str(step) for step in steps) else ["commit"]
         steps = [f"append {said}", *commits, *steps]
@@ -421,7 +417,7 @@ class StoreWorld(World):
 
 async def _store(given: Given) -> Any:
     world = StoreWorld(given.take("queues", []))
-    return await run_steps(world, _listed(given, StoreWorld))
+    return await run_steps(world, take_steps(given, StoreWorld))
 
 
 def _sorted_segments(given: Given) -> Any:

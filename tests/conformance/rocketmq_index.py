@@ -20,7 +20,7 @@ from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexSe
 from tests.conformance.rocketmq_files import open_index
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import World, run_steps, verb
 from tests.kit.clock import ManualClock
 from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf
@@ -418,9 +418,7 @@ async def _service(given: Given) -> Any:
             [str(at) for at in range(part)]
         )
         del number
-    course = await run_steps(
-        world, _expanded(given.take("input") if given.has("input") else given.steps(ServiceWorld))
-    )
+    course = await run_steps(world, _expanded(take_steps(given, ServiceWorld)))
     states = world.service.statuses
     course.extra["third_time"] = course.moments[-1] if len(course.moments) > 2 else None
     if given.has("query_key") or given.has("query"):

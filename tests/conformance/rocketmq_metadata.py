@@ -12,7 +12,7 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType
 from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.shape_facts import AnyOf
 from tests.conformance.shape_sentences import Clause, numbers_in, ordinal_of
-from tests.conformance.shape_vocabulary import Given, Shape
+from tests.conformance.shape_vocabulary import Given, Shape, take_steps
 from tests.conformance.shape_worlds import World, run_steps, verb
 
 _KIND = SegmentType.COMMIT_LOG
@@ -211,7 +211,7 @@ def _segment_facts(row: metadata.SegmentMetadata) -> dict[str, Any]:
 
 async def _metadata(given: Given) -> Any:
     steps = list[Any]()
-    for step in given.take("input") if given.has("input") else given.steps(MetadataWorld):
+    for step in take_steps(given, MetadataWorld):
         # what is set of several topics, and paths before a colon, is one step each
         steps += (
             re.split(

@@ -24,7 +24,7 @@ from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Refused, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import Several, World, attempt, run_steps, verb
 from tests.kit.memory_stores import MemorySegment
 
@@ -334,7 +334,7 @@ async def _segment(given: Given) -> Any:
             for one in given.take("reads")
         ]
         return Answer({"reads": found, "results": found}, found)
-    steps = given.take("input") if given.has("input") else given.steps(SegmentWorld)
+    steps = take_steps(given, SegmentWorld)
     return await run_steps(world, steps)
 
 

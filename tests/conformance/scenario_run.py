@@ -14,12 +14,7 @@ from typing import Any
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import answers, requests
-from streammeta.controller.metadata.tables.values import (
-    NodeIdentity,
-    ObjectKind,
-    ObjectState,
-    PageRequest,
-)
+from streammeta.controller.metadata.tables import values
 from streammeta.controller.records.record import Record
 from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
 from tests.conformance.live_controller import LiveController, OverloadWorld
@@ -28,10 +23,10 @@ from tests.conformance.scenario_args import Args
 from tests.conformance.storage_world import StorageWorld
 from tests.kit.clock import ManualClock
 
-SERVICE = NodeIdentity(999, 0)
+SERVICE = values.NodeIdentity(999, 0)
 """Makes the calls that the scenarios make without a node; ids below 1000 are never issued."""
 
-PAGE = PageRequest(page_size=10_000)
+PAGE = values.PageRequest(page_size=10_000)
 TOPIC_DELETIONS = "__automq_topic_deletion/"
 GIVEN_TTL_MS = 24 * 3_600_000
 ISSUED_AHEAD_MAX = 100_000
@@ -83,19 +78,19 @@ class ScenarioRun:
         if prepared or committed:
             with self.live.edited() as rows:
                 for object_id in prepared:
-                    self._given(rows, object_id, ObjectState.PREPARED)
+                    self._given(rows, object_id, values.ObjectState.PREPARED)
                 for object_id in committed:
-                    self._given(rows, object_id, ObjectState.COMMITTED)
+                    self._given(rows, object_id, values.ObjectState.COMMITTED)
                 rows.counters["next_object_id"] = max([*prepared, *committed]) + 1
         self.live.take_records()
 
-    def _given(self, rows: MetadataRows, object_id: int, state: ObjectState) -> None:
-        is_prepared = state is ObjectState.PREPARED
+    def _given(self, rows: MetadataRows, object_id: int, state: values.ObjectState) -> None:
+        is_prepared = state is values.ObjectState.PREPARED
         rows.put(
             "objects",
             {"object_id": object_id},
             state=int(state),
-            kind=int(ObjectKind.UNKNOWN if is_prepared else ObjectKind.STREAM_SET),
+            kind=int(values.ObjectKind.UNKNOWN if is_prepared else values.ObjectKind.STREAM_SET),
             node_id=-1 if is_prepared else SERVICE.node_id,
             order_id=-1 if is_prepared else object_id,
             timestamp_ms=self.clock.now_ms + (GIVEN_TTL_MS if is_prepared else 0),
@@ -107,7 +102,9 @@ class ScenarioRun:
         self._requests += 1
         return f"request-{self._requests}"
 
-    def is_behind_other_registry(self, registry: str, node: NodeIdentity, stored: int) -> bool:
+    def is_behind_other_registry(
+        self, registry: str, node: values.NodeIdentity, stored: int
+    ) -> bool:
         """Whether a node is behind `stored` only by what it told another registry.
 
         The scenarios have two registries of node epochs, the contract has one.
@@ -117,9 +114,9 @@ class ScenarioRun:
         known[node.node_id] = max(latest, node.node_epoch)
         return latest <= node.node_epoch < stored
 
-    def node(self, node_id: int, node_epoch: int) -> NodeIdentity:
+    def node(self, node_id: int, node_epoch: int) -> values.NodeIdentity:
         """Return a node as the contract numbers its epochs."""
-        return NodeIdentity(node_id, node_epoch + EPOCH_SHIFT)
+        return values.NodeIdentity(node_id, node_epoch + EPOCH_SHIFT)
 
     async def send(
         self, request: requests.WriteRequest, *, judged: bool = False
@@ -202,7 +199,7 @@ class ScenarioRun:
     async def remember(self) -> None:
         """Note what later steps may ask for when it is gone."""
         for item in (await self.objects()).values():
-            if item.state is ObjectState.COMMITTED:
+            if item.state is values.ObjectState.COMMITTED:
                 self.committed_once.add(item.object_id)
         for node in (await self.nodes()).values():
             for held in node.stream_set_objects:

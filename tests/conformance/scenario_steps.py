@@ -17,7 +17,6 @@ from tests.conformance import (
     operations_lifecycle,
     operations_nodes,
     operations_objects,
-    operations_state,
     operations_streams,
 )
 from tests.conformance.compaction_facts import Before
@@ -38,7 +37,6 @@ _MODULES = (
     operations_lifecycle,
     operations_nodes,
     operations_objects,
-    operations_state,
     operations_streams,
 )
 OPERATIONS: Mapping[str, Callable[[ScenarioRun, Args], Awaitable[Outcome]]] = {

@@ -95,6 +95,11 @@ class Given(Args):
         return found
 
 
+def take_steps(given: Given, world: type[World]) -> list[Any]:
+    """Take an input that is nothing but steps, or the steps of an input."""
+    return list(given.take("input")) if given.has("input") else given.steps(world)
+
+
 def is_step(key: str, world: type[World]) -> bool:
     """Whether a key begins with a verb of a world: roll_at, append, expire_before."""
     words = str(key).replace("_", " ")

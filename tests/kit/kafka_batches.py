@@ -39,7 +39,8 @@ def sized(data: bytes | None) -> bytes:
     return varint(-1) if data is None else varint(len(data)) + data
 
 
-def _record(rec: Rec, base_time: int, delta: int) -> bytes:
+def encode_record(rec: Rec, base_time: int, delta: int) -> bytes:
+    """Encode a record whose offset is `delta` behind its batch's."""
     headers = b"".join(sized(name.encode()) + sized(value) for name, value in rec.headers)
     body = b"\x00" + varint(rec.timestamp - base_time) + varint(delta)
     body += sized(rec.key) + sized(rec.value) + varint(len(rec.headers)) + headers
@@ -62,7 +63,7 @@ def make_batch(
     Its header says `record_count` records, by default as many as there are.
     """
     base_time = records[0].timestamp
-    data = b"".join(_record(rec, base_time, delta) for delta, rec in enumerate(records))
+    data = b"".join(encode_record(rec, base_time, delta) for delta, rec in enumerate(records))
     if attributes & 7 == 1:
         data = gzip.compress(data)
     body = _BODY.pack(

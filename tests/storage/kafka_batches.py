@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import google_crc32c
 import pyarrow as pa
 
-from tests.kit.kafka_batches import sized, varint
+from tests.kit.kafka_batches import Rec, encode_record
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NO_PRODUCER = (-1, -1, -1)
@@ -25,11 +25,7 @@ def kafka_record(
     headers: Headers = (),
     time_delta: int = 0,
 ) -> bytes:
-    body = b"\x00" + varint(time_delta) + varint(offset_delta) + sized(key) + sized(value)
-    body += varint(len(headers))
-    for name, header in headers:
-        body += sized(name.encode()) + sized(header)
-    return varint(len(body)) + body
+    return encode_record(Rec(time_delta, key, value, headers), 0, offset_delta)
 
 
 def compressed(codec: int, data: bytes, *, framed: bool = False) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.inspection import automq_log
 from streammeta.storage.object_format.record import RecordBatch, encode_record
+from streammeta.storage.object_log import slot_keys
 from streammeta.storage.object_log.slot import (
     SEAL_SIZE,
     SLOT_HEADER_SIZE,
@@ -23,17 +24,9 @@ from streammeta.storage.object_log.slot import (
     decode_slot,
     sealer_body,
 )
-from streammeta.storage.object_log.slot_keys import (
-    AsideKey,
-    LogName,
-    RecoveredKey,
-    SlotKey,
-    SweptKey,
-    parse_log_key,
-)
 
 NAMESPACE = "_streammeta_demo"
-LOG = LogName(NAMESPACE, 7, 1_700_000_000_000)
+LOG = slot_keys.LogName(NAMESPACE, 7, 1_700_000_000_000)
 LOG_ID = bytes(range(16))
 RECORDS = [RecordBatch(3, 5, 40, 2, b"two"), RecordBatch(4, 1, 0, 1, b"")]
 BODY = b"".join(map(encode_record, RECORDS))
@@ -117,15 +110,19 @@ def test_keys_are_those_of_the_format() -> None:
 def test_keys_are_read_back_in_the_order_of_their_numbers(
     node_id: int, node_epoch: int, sequence: int
 ) -> None:
-    log = LogName(NAMESPACE, node_id, node_epoch)
-    assert parse_log_key(log.slot_key(sequence), NAMESPACE) == SlotKey(log, sequence)
-    assert parse_log_key(log.recovered_key, NAMESPACE) == RecoveredKey(log)
-    assert parse_log_key(log.swept_key, NAMESPACE) == SweptKey(log)
-    assert parse_log_key(log.aside_key("0f" * 16), NAMESPACE) == AsideKey(node_id)
+    log = slot_keys.LogName(NAMESPACE, node_id, node_epoch)
+    assert slot_keys.parse_log_key(log.slot_key(sequence), NAMESPACE) == slot_keys.SlotKey(
+        log, sequence
+    )
+    assert slot_keys.parse_log_key(log.recovered_key, NAMESPACE) == slot_keys.RecoveredKey(log)
+    assert slot_keys.parse_log_key(log.swept_key, NAMESPACE) == slot_keys.SweptKey(log)
+    assert slot_keys.parse_log_key(log.aside_key("0f" * 16), NAMESPACE) == slot_keys.AsideKey(
+        node_id
+    )
     if sequence:
         assert log.slot_key(sequence - 1) < log.slot_key(sequence)
     if node_epoch:
-        assert LogName(NAMESPACE, node_id, node_epoch - 1).prefix < log.prefix
+        assert slot_keys.LogName(NAMESPACE, node_id, node_epoch - 1).prefix < log.prefix
 
 
 def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
@@ -135,9 +132,9 @@ def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
         at = rng.randrange(len(good) + 1)
         cut = rng.randrange(2)
         changed = good[:at] + rng.choice(["", "0", "f", "g", "/", "A", "é", "٣"]) + good[at + cut :]
-        found = parse_log_key(changed, NAMESPACE)
+        found = slot_keys.parse_log_key(changed, NAMESPACE)
         if found is not None:
-            assert isinstance(found, SlotKey)
+            assert isinstance(found, slot_keys.SlotKey)
             assert found.log.slot_key(found.sequence) == changed
     for key in [
         "",
@@ -148,7 +145,7 @@ def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
         f"{LOG.prefix}ffffffffffffffff",
         good.replace(NAMESPACE, "_streammeta_other"),
     ]:
-        assert parse_log_key(key, NAMESPACE) is None
+        assert slot_keys.parse_log_key(key, NAMESPACE) is None
 
 
 # ---- logs of AutoMQ ----
