@@ -5,15 +5,23 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from streammeta.rpc.failures import Reason, RpcFailure, details_trailer, read_failure
+from streammeta.rpc.failures import (
+    TOO_MANY_CALLS,
+    Reason,
+    RpcFailure,
+    details_trailer,
+    read_failure,
+)
 
 CODE = grpc.StatusCode.UNAVAILABLE
 NAME = "grpc-status-details-bin"
 
 
-def ended(*trailers: tuple[str, bytes]) -> grpc.aio.AioRpcError:
+def ended(
+    *trailers: tuple[str, bytes], code: grpc.StatusCode = CODE, details: str = "gone"
+) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(
-        CODE, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details="gone"
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=details
     )
 
 
@@ -40,6 +48,12 @@ def test_a_status_without_our_details_has_no_reason(
     trailers: tuple[tuple[str, bytes], ...],
 ) -> None:
     assert read_failure(ended(*trailers)) == RpcFailure(CODE, "gone")
+
+
+def test_too_many_calls_of_a_controller_without_reasons_are_temporary() -> None:
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert read_failure(ended(code=full, details=TOO_MANY_CALLS)).reason == Reason.BUSY
+    assert read_failure(ended(code=full, details="too large")).reason == ""
 
 
 def test_an_error_without_a_status_is_unknown() -> None:

@@ -124,7 +124,7 @@ class Restoration:
         self._patches = ExitStack()
         for module, name, value in (
             (bucket_permits, "LEASE_MS", LEASE_MS),
-            (marker_watch, "FENCE_WAIT_MS", FENCE_WAIT_MS),
+            (bucket_marker, "FENCE_WAIT_MS", FENCE_WAIT_MS),
             (marker_watch, "RECHECK_MS", RECHECK_MS),
         ):
             self._patches.enter_context(patch.object(module, name, value))
