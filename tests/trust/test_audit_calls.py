@@ -435,7 +435,7 @@ def test_events_of_the_process_are_recorded() -> None:
 
 
 def test_many_sums_end_the_minute_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streammeta.controller.trust.audit.auditor.SUMS_MAX", 3)
+    monkeypatch.setattr("streammeta.controller.trust.audit.lines.SUMS_MAX", 3)
     writer, auditor = record_in_memory()
     counted: Sequence[str] = [f"broker/{number}" for number in range(7)]
     for principal in counted:
