@@ -15,7 +15,7 @@ import pytest
 from streammeta.client import errors
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.controllers.spread import ControllerSpread
+from streammeta.client.controllers.channels import ControllerSpread
 from streammeta.client.model import ClusterDescription, cluster_description
 from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker

@@ -10,8 +10,7 @@ import pytest
 from streammeta.client.config import ReaderConfig, ReaderStats
 from streammeta.client.errors import CorruptObjectError
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
-from streammeta.client.reading.object_source import ObjectSource, merge_blocks
-from streammeta.client.reading.verified_blocks import learn_checksums
+from streammeta.client.reading.object_source import ObjectSource, learn_checksums, merge_blocks
 from streammeta.client.resources.resources import StoreThreads
 from streammeta.reconcile.findings.deep_read import reading_of
 from streammeta.reconcile.vocabulary.verdicts import Reading
@@ -172,7 +171,7 @@ def test_pieces_of_any_size_teach_the_same_checksums(monkeypatch: pytest.MonkeyP
     crc32c = ObjectChecksum.of(data).value
     right = [ObjectChecksum.of(data[start:end]).value for start, end in blocks_of(data)]
     for size in (1, 7, 633, 634, 5000, 1 << 20):
-        monkeypatch.setattr("streammeta.client.reading.verified_blocks.PIECE_BYTES", size)
+        monkeypatch.setattr("streammeta.client.reading.object_source.PIECE_BYTES", size)
         learned = learn_checksums(
             lambda start, end: data[start:end], len(data), reader.index, crc32c, "x"
         )

@@ -21,7 +21,7 @@ from streammeta.client.wal.bucket.departed_node import DepartedNode, PendingStre
 from streammeta.client.wal.bucket.failover import LEFT_ALONE_S
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.stored_records import StoredRecords
+from streammeta.client.wal.disk.recovery import StoredRecords
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker
 from streammeta.storage.errors import AccessDeniedError, WrongBucketError
 from streammeta.storage.object_format.record import RecordBatch

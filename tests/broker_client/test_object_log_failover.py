@@ -20,8 +20,7 @@ from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.recovery import StreamHistory
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_log.slot import Sealer
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import LogName, Sealer
 from streammeta.storage.object_store.protocol.base import Body
 from tests.broker_client.wal_tools import encoded
 from tests.kit.memory_store import MemoryObjectStore

@@ -13,7 +13,7 @@ import pytest
 
 from streammeta.cli.local.local_cluster import Child, LocalCluster, start_child
 from streammeta.client import ObjectLogConfig, StreamClient, StreamClientConfig
-from streammeta.storage.object_log.slot_keys import logs_prefix, parse_log_key
+from streammeta.storage.object_log.slot import logs_prefix, parse_log_key
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.marathon_broker import (
     RECORD_BYTES,

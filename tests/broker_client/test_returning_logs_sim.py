@@ -24,7 +24,7 @@ from streammeta.client.wal.bucket.bucket_slots import BucketSlots
 from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
 from streammeta.client.wal.bucket.departed_node import DepartedNode
 from streammeta.client.wal.bucket.failover import recover_node
-from streammeta.client.wal.disk.stored_records import StoredRecords
+from streammeta.client.wal.disk.recovery import StoredRecords
 from streammeta.controller.metadata.api.requests import (
     AbandonUploads,
     AssignRecoveries,

@@ -11,7 +11,7 @@ import pytest
 from streammeta.client import OpenedStream, WriterConfig, errors
 from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD
 from streammeta.client.writing import core as writing_core
-from streammeta.client.writing.attached_streams import AttachedStreams
+from streammeta.client.writing.admission import AttachedStreams
 from streammeta.client.writing.batch import BatchUpload, Stage
 from streammeta.client.writing.record_buffer import StreamRun
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE

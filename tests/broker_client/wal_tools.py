@@ -12,8 +12,7 @@ from streammeta.client.wal.disk.disk_log import DiskLog, RecordGroup
 from streammeta.client.wal.disk.quarantine import quarantine
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
-from streammeta.storage.object_log.slot import Sealer
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import LogName, Sealer
 from streammeta.storage.object_store.protocol.base import ObjectInfo
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore

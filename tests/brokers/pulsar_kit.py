@@ -7,10 +7,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from streammeta.brokers.pulsar.cluster_lists import decode_list, encode_list
 from streammeta.brokers.pulsar.formats.blocks import Entry
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, LedgerMetadata
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, VersionConflictError
-from streammeta.brokers.pulsar.list_store import decode_list, encode_list
 from streammeta.brokers.pulsar.offloader import LedgerSource
 
 NOW_MS = 1_000_000

@@ -12,9 +12,9 @@ from streammeta.brokers.kafka.calls import topic_calls
 from streammeta.brokers.kafka.cluster import broker as module
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import ClusterView, Leader, read_view
+from streammeta.brokers.kafka.cluster.cluster_watch import close_streams_of
 from streammeta.brokers.kafka.cluster.deleted_topics import NOTE_KEPT_MS, delete_streams_of_deleted
 from streammeta.brokers.kafka.cluster.keys import deleted_key, leader_key, meta_key, topic_key
-from streammeta.brokers.kafka.cluster.takeover import close_streams_of
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.partition.errors import PartitionFailedError
 from streammeta.client import NodeIdentity

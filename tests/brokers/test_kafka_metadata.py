@@ -8,7 +8,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 
-from streammeta.brokers.kafka.calls import config_calls, topic_calls, topic_changes
+from streammeta.brokers.kafka.calls import admin_calls, topic_calls, topic_changes
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Leader, Topic
 from streammeta.brokers.kafka.cluster.keys import leader_key, topic_key
@@ -66,7 +66,7 @@ async def test_names_and_ids_do_not_multiply_the_work_of_a_request(
     assert len(answer["groups"]) == 1
     resource = {"resource_type": 2, "resource_name": "topic-0", "configuration_keys": None}
     answer = await asked(
-        broker, config_calls.describe_configs, (32, 1), {"resources": [resource] * 100}
+        broker, admin_calls.describe_configs, (32, 1), {"resources": [resource] * 100}
     )
     assert len(answer["results"]) == 1
     await broker.abandon()

@@ -25,7 +25,6 @@ from streammeta.brokers.kafka.protocol.request_elements import (
     count_elements,
     item_type,
 )
-from streammeta.brokers.kafka.protocol.request_turns import TURN_WORK_MAX, RequestTurns
 from streammeta.brokers.kafka.protocol.wire import (
     SERVED,
     MalformedRequestError,
@@ -34,7 +33,12 @@ from streammeta.brokers.kafka.protocol.wire import (
     read_request,
 )
 from streammeta.brokers.kafka.service import server
-from streammeta.brokers.kafka.service.server import ELEMENT_BYTES, KafkaServer
+from streammeta.brokers.kafka.service.server import (
+    ELEMENT_BYTES,
+    TURN_WORK_MAX,
+    KafkaServer,
+    RequestTurns,
+)
 from tests.kit.kafka_cluster import Cluster, opened
 from tests.kit.kafka_wire import framed, request_bytes
 

@@ -17,7 +17,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.brokers.kafka.protocol.tally import API_NAMES, BrokerTally
 from streammeta.brokers.kafka.protocol.wire import SERVED
-from streammeta.brokers.kafka.service.state import LEADER_SILENT_MAX_S, VIEW_AGE_MAX_S, BrokerState
+from streammeta.brokers.kafka.service.metrics import (
+    LEADER_SILENT_MAX_S,
+    VIEW_AGE_MAX_S,
+    BrokerState,
+)
 from tests.kit.kafka_brokers import KafkaBrokers, result_of, running_brokers
 from tests.kit.real_cluster import STEADY
 from tests.kit.traces import Collector, collecting

@@ -12,6 +12,7 @@ from streammeta.brokers.partition.errors import (
     InvalidProducerEpochError,
     OutOfOrderSequenceError,
 )
+from streammeta.brokers.partition.log import TailCache
 from streammeta.brokers.partition.log_clock import log_clock
 from streammeta.brokers.partition.producer_state import (
     EXPIRATION_MS,
@@ -20,7 +21,6 @@ from streammeta.brokers.partition.producer_state import (
 )
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.brokers.partition.segments import Retention, Segment, retained_from
-from streammeta.brokers.partition.tail_cache import TailCache
 from streammeta.brokers.stamped_time import AHEAD_MS
 from streammeta.storage.inspection.kafka_batch import KafkaBatch
 from streammeta.storage.inspection.meta_stream import ProducerState, decode_meta_entry

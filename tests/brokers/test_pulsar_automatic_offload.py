@@ -11,8 +11,7 @@ import pytest
 from streammeta.brokers.pulsar.automatic_offload import AutomaticOffload
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
-from streammeta.brokers.pulsar.policies import NamespacePolicies, TopicPolicies
-from streammeta.brokers.pulsar.policy_store import AllPolicies
+from streammeta.brokers.pulsar.policies import AllPolicies, NamespacePolicies, TopicPolicies
 from tests.brokers.pulsar_kit import Topic
 
 DAY_MS = 24 * 3_600_000

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from streammeta.brokers.pulsar.blobs.blobs import MemoryBlobs
+from streammeta.brokers.pulsar.block_reader import EntryPlaces
 from streammeta.brokers.pulsar.formats import ledger_values
 from streammeta.brokers.pulsar.formats.blocks import PADDING, BlockHeader, Entry, find_entry
-from streammeta.brokers.pulsar.formats.entry_places import EntryPlaces
 from streammeta.brokers.pulsar.formats.index_block import IndexBlock, IndexEntry, LedgerIndex
 from streammeta.brokers.pulsar.formats.object_names import data_name, index_name, object_metadata
 from streammeta.brokers.pulsar.ledger_reader import OPEN_HANDLES, LedgerReader

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs, MemoryUpload
+from streammeta.brokers.pulsar.cluster_lists import decode_list, encode_list
 from streammeta.brokers.pulsar.formats.blocks import (
     Entry,
     EntryTooLargeError,
@@ -26,7 +27,6 @@ from streammeta.brokers.pulsar.formats.object_names import data_name, index_name
 from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.list_store import decode_list, encode_list
 from streammeta.brokers.pulsar.offloader import NotAppendableError, Offloader
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from streammeta.brokers.pulsar import ledger_list
+from streammeta.brokers.pulsar.cluster_lists import encode_list
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadContext
-from streammeta.brokers.pulsar.list_store import encode_list
 from tests.conformance.pulsar_ledgers import Copies, Sources
 from tests.conformance.pulsar_offload import MemoryLedger
 from tests.kit.memory_stores import MemoryListStore

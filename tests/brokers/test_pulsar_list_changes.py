@@ -9,9 +9,8 @@ from collections.abc import Awaitable
 import pytest
 
 from streammeta.brokers.pulsar import ledger_list
-from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
+from streammeta.brokers.pulsar.cluster_lists import ClusterListStore, decode_list
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.list_store import decode_list
 from streammeta.client import OwnerKey
 from tests.brokers.pulsar_kit import Topic
 from tests.kit.memory_keys import MemoryControllers

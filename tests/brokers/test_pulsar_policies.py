@@ -9,12 +9,13 @@ import pytest
 
 from streammeta.brokers.pulsar.ledger_list import NEVER, OffloadPolicy
 from streammeta.brokers.pulsar.policies import (
+    NAMESPACE,
     NOTHING,
     NamespacePolicies,
     PolicyError,
+    PolicyStore,
     TopicPolicies,
 )
-from streammeta.brokers.pulsar.policy_store import NAMESPACE, PolicyStore
 from tests.kit.memory_keys import MemoryControllers
 
 

@@ -10,13 +10,13 @@ from uuid import UUID
 import pytest
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs, MemoryUpload
+from streammeta.brokers.pulsar.cluster_lists import encode_list
 from streammeta.brokers.pulsar.formats import ledger_values, read_errors
 from streammeta.brokers.pulsar.formats.blocks import PADDING, BlockHeader, Entry
 from streammeta.brokers.pulsar.formats.index_block import StreamingIndexBlock
 from streammeta.brokers.pulsar.formats.object_names import VERSION_KEY
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.list_store import encode_list
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment

@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from streammeta.brokers.partition.leader_epochs import LeaderEpochs
 from streammeta.brokers.partition.meta_map import PartitionState, encode_entry, encode_snapshots
 from streammeta.brokers.partition.producer_state import ProducerStates
 from streammeta.brokers.partition.record_batch import read_batches, rebased
 from streammeta.brokers.partition.segments import Segment, decode_log, encode_log
-from streammeta.brokers.partition.time_index import decode_entries, encode_entries, lookup
+from streammeta.brokers.partition.state import LeaderEpochs, decode_entries, encode_entries, lookup
 from streammeta.storage.inspection.kafka_batch import KafkaBatch, decode_kafka_records
 from tests.conformance.shape_facts import AnyOf, Words
 from tests.conformance.shape_sentences import range_of

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from streammeta.brokers.partition import meta_map
-from streammeta.brokers.partition.leader_epochs import LeaderEpochs
 from streammeta.brokers.partition.producer_state import ProducerStates
 from streammeta.brokers.partition.record_batch import read_batches, rebased
 from streammeta.brokers.partition.segments import Segment, encode_log
-from streammeta.brokers.partition.time_index import encode_entries
+from streammeta.brokers.partition.state import LeaderEpochs, encode_entries
 from tests.conformance.conformance_report import Mismatch, compare
 from tests.kit.kafka_batches import Rec, make_batch, sequenced
 

@@ -18,8 +18,7 @@ from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
 from streammeta.brokers.pulsar.formats.blocks import Entry
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, OffloadPolicy
 from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.brokers.pulsar.policies import TopicPolicies
-from streammeta.brokers.pulsar.policy_store import PolicyStore
+from streammeta.brokers.pulsar.policies import PolicyStore, TopicPolicies
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment
 from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore

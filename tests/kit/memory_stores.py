@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from streammeta.brokers.pulsar.cluster_lists import decode_list, encode_list
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import VersionConflictError
-from streammeta.brokers.pulsar.list_store import decode_list, encode_list
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds

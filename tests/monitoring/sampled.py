@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from prometheus_client import CollectorRegistry
 
 from streammeta.brokers.kafka.protocol.tally import BrokerTally
-from streammeta.brokers.kafka.service.metrics import KafkaCollector
-from streammeta.brokers.kafka.service.state import BrokerState
+from streammeta.brokers.kafka.service.metrics import BrokerState, KafkaCollector
 from streammeta.client import ReaderStats
 from streammeta.client.prometheus import ClientCollector
 from streammeta.client.resources.tally import ClientMetrics, ClientTally, snapshot

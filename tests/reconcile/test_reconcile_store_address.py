@@ -17,7 +17,7 @@ from streammeta.reconcile.vocabulary.errors import ConfigurationError
 from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import LogName
 from streammeta.storage.object_store.protocol.address import without_secrets
 from tests.kit.memory_store import MemoryObjectStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.storage.adoption.ahead import entries_ahead
+from streammeta.storage.adoption.last_entries import entries_ahead
 from streammeta.storage.adoption.model import (
     AdoptedRange,
     Candidate,

@@ -13,20 +13,25 @@ from hypothesis import strategies as st
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.inspection import automq_log
 from streammeta.storage.object_format.record import RecordBatch, encode_record
-from streammeta.storage.object_log import slot_keys
 from streammeta.storage.object_log.slot import (
     SEAL_SIZE,
     SLOT_HEADER_SIZE,
+    AsideKey,
+    LogName,
+    RecoveredKey,
     Sealer,
     Slot,
+    SlotKey,
     SlotKind,
+    SweptKey,
     aside_body,
     decode_slot,
+    parse_log_key,
     sealer_body,
 )
 
 NAMESPACE = "_streammeta_demo"
-LOG = slot_keys.LogName(NAMESPACE, 7, 1_700_000_000_000)
+LOG = LogName(NAMESPACE, 7, 1_700_000_000_000)
 LOG_ID = bytes(range(16))
 RECORDS = [RecordBatch(3, 5, 40, 2, b"two"), RecordBatch(4, 1, 0, 1, b"")]
 BODY = b"".join(map(encode_record, RECORDS))
@@ -110,19 +115,15 @@ def test_keys_are_those_of_the_format() -> None:
 def test_keys_are_read_back_in_the_order_of_their_numbers(
     node_id: int, node_epoch: int, sequence: int
 ) -> None:
-    log = slot_keys.LogName(NAMESPACE, node_id, node_epoch)
-    assert slot_keys.parse_log_key(log.slot_key(sequence), NAMESPACE) == slot_keys.SlotKey(
-        log, sequence
-    )
-    assert slot_keys.parse_log_key(log.recovered_key, NAMESPACE) == slot_keys.RecoveredKey(log)
-    assert slot_keys.parse_log_key(log.swept_key, NAMESPACE) == slot_keys.SweptKey(log)
-    assert slot_keys.parse_log_key(log.aside_key("0f" * 16), NAMESPACE) == slot_keys.AsideKey(
-        node_id
-    )
+    log = LogName(NAMESPACE, node_id, node_epoch)
+    assert parse_log_key(log.slot_key(sequence), NAMESPACE) == SlotKey(log, sequence)
+    assert parse_log_key(log.recovered_key, NAMESPACE) == RecoveredKey(log)
+    assert parse_log_key(log.swept_key, NAMESPACE) == SweptKey(log)
+    assert parse_log_key(log.aside_key("0f" * 16), NAMESPACE) == AsideKey(node_id)
     if sequence:
         assert log.slot_key(sequence - 1) < log.slot_key(sequence)
     if node_epoch:
-        assert slot_keys.LogName(NAMESPACE, node_id, node_epoch - 1).prefix < log.prefix
+        assert LogName(NAMESPACE, node_id, node_epoch - 1).prefix < log.prefix
 
 
 def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
@@ -132,9 +133,9 @@ def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
         at = rng.randrange(len(good) + 1)
         cut = rng.randrange(2)
         changed = good[:at] + rng.choice(["", "0", "f", "g", "/", "A", "é", "٣"]) + good[at + cut :]
-        found = slot_keys.parse_log_key(changed, NAMESPACE)
+        found = parse_log_key(changed, NAMESPACE)
         if found is not None:
-            assert isinstance(found, slot_keys.SlotKey)
+            assert isinstance(found, SlotKey)
             assert found.log.slot_key(found.sequence) == changed
     for key in [
         "",
@@ -145,7 +146,7 @@ def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
         f"{LOG.prefix}ffffffffffffffff",
         good.replace(NAMESPACE, "_streammeta_other"),
     ]:
-        assert slot_keys.parse_log_key(key, NAMESPACE) is None
+        assert parse_log_key(key, NAMESPACE) is None
 
 
 # ---- logs of AutoMQ ----

@@ -10,6 +10,8 @@ from streammeta.client.api.client_config import StreamClientConfig
 from streammeta.client.config import UploadObserver, WriterConfig
 from streammeta.client.controllers.bucket_check import BucketCheck
 from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.controllers.methods import GET_NODES
+from streammeta.client.errors import LogMissingError
 from streammeta.client.nodes.node_epochs import register
 from streammeta.client.nodes.session import BrokerSession, Tags
 from streammeta.client.wal.bucket.config import WAL_CONFIG
@@ -17,10 +19,33 @@ from streammeta.client.wal.bucket.failover import FailoverWorker
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.log import WriteAheadLog, find_log_id
-from streammeta.client.wal.registered_log import require_registered_log
 from streammeta.client.writing.writer import StreamWriter
 from streammeta.storage.cluster_files.wal_config import DISK_LOG, NO_LOG
 from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.v1 import nodes_pb2
+
+# Comparison of the write-ahead log that a node registered with the log of its next process.
+#
+# A process without its node's log, e.g. because a volume is not mounted, would overwrite offsets
+# that only that log contains. It is rejected while the node has open streams.
+
+_UNKNOWN = ""
+
+
+async def require_registered_log(client: ControllerClient, node_id: int, wal_config: str) -> None:
+    """Check that a process with the log `wal_config` may continue the streams of its node.
+
+    Raises `LogMissingError` if the node registered another log and has open streams or pending
+    uploads.
+    """
+    request = nodes_pb2.GetNodesRequest(node_ids=[node_id])
+    for node in (await client.call(GET_NODES, request)).nodes:
+        may_hold_records = node.has_opening_streams or node.pending_upload_count > 0
+        # A node registers a disk log without an id before the log is created.
+        is_new = node.wal_config == DISK_LOG and wal_config.startswith(DISK_LOG)
+        known = is_new or node.wal_config in (_UNKNOWN, NO_LOG, wal_config)
+        if may_hold_records and not known:
+            raise LogMissingError(node_id, node.wal_config, wal_config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from streammeta.client.arguments import (
     check_tags,
 )
 from streammeta.client.controllers import methods
-from streammeta.client.controllers.channels import Channels
-from streammeta.client.controllers.spread import ControllerSpread
+from streammeta.client.controllers.channels import Channels, ControllerSpread
 from streammeta.client.resources.bandwidth import Network
 from streammeta.client.resources.fork_check import check_not_forked
 from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed

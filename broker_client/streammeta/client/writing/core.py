@@ -15,8 +15,7 @@ from typing import TypeAlias
 from streammeta.client.arguments import INT32_MAX
 from streammeta.client.config import RUN_OVERHEAD, UPLOAD_BYTES_MAX, WriterConfig
 from streammeta.client.errors import NodeFencedError, NodeNotRegisteredError, WriterClosedError
-from streammeta.client.writing.admission import check_offsets
-from streammeta.client.writing.attached_streams import AttachedStreams
+from streammeta.client.writing.admission import AttachedStreams, check_offsets
 from streammeta.client.writing.batch import BatchUpload, Stage, Waiter
 from streammeta.client.writing.record_buffer import StreamRun, WriterStream
 

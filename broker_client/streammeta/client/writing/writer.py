@@ -28,8 +28,7 @@ from streammeta.client.resources.resources import ClosedAtExit, StoreThreads, wa
 from streammeta.client.wal.disk.record_log import RecordLog
 from streammeta.client.wal.disk.recovery import RecoveryReport, recover_into
 from streammeta.client.writing import core, record_buffer
-from streammeta.client.writing.admission import check_fits
-from streammeta.client.writing.attached_streams import AttachedStreams
+from streammeta.client.writing.admission import AttachedStreams, check_fits
 from streammeta.client.writing.batch import APPEND_SPAN, BatchUpload, Stage
 from streammeta.client.writing.uploader import Uploader
 from streammeta.client.writing.wal_acks import LoggedAcks, LogTrimmer

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from streammeta.brokers.partition.errors import DamagedPartitionError
-from streammeta.brokers.partition.leader_epochs import LeaderEpochs
 from streammeta.brokers.partition.log import LogConfig, PartitionLog
 from streammeta.brokers.partition.log_clock import log_clock, wall_clock_ms
 from streammeta.brokers.partition.meta_map import LEADER_EPOCHS, LOG, PARTITION, PRODUCER_SNAPSHOTS
@@ -18,9 +17,8 @@ from streammeta.brokers.partition.meta_stream import MetaStream
 from streammeta.brokers.partition.producer_state import ProducerStates
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.brokers.partition.segments import Segment, cut, decode_log, encode_log
-from streammeta.brokers.partition.state import LogState
+from streammeta.brokers.partition.state import Entry, LeaderEpochs, LogState, decode_entries
 from streammeta.brokers.partition.streams import Streams
-from streammeta.brokers.partition.time_index import Entry, decode_entries
 from streammeta.client import OpenedStream
 from streammeta.storage.inspection.kafka_batch import KafkaBatch
 from streammeta.storage.inspection.meta_stream import LeaderEpochs as EpochsValue

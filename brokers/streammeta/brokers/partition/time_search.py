@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.brokers.partition.segments import Segment
-from streammeta.brokers.partition.time_index import Entry, lookup
+from streammeta.brokers.partition.state import Entry, lookup
 from streammeta.storage.errors import PayloadError
 from streammeta.storage.inspection.kafka_batch import KafkaBatch, decode_kafka_records
 

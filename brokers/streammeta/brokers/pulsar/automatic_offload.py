@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, ManagedLedgerFencedError
-from streammeta.brokers.pulsar.policies import PolicyError, TopicPolicies
-from streammeta.brokers.pulsar.policy_store import AllPolicies
+from streammeta.brokers.pulsar.policies import AllPolicies, PolicyError, TopicPolicies
 
 INTERVAL_S = 60.0
 TOPICS_AT_ONCE = 4

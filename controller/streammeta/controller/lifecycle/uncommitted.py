@@ -17,8 +17,7 @@ import numpy as np
 
 from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.storage.adoption.ahead import entries_ahead
-from streammeta.storage.adoption.last_entries import read_last_entries
+from streammeta.storage.adoption.last_entries import entries_ahead, read_last_entries
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for

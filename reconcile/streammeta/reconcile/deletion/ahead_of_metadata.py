@@ -18,8 +18,7 @@ from typing import TypeAlias
 
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.deletion.order import Candidate, Judged, Outcome, failed
-from streammeta.storage.adoption.ahead import entries_ahead
-from streammeta.storage.adoption.last_entries import read_last_entries
+from streammeta.storage.adoption.last_entries import entries_ahead, read_last_entries
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_store.protocol.base import ObjectStore

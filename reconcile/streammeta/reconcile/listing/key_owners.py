@@ -17,7 +17,7 @@ from streammeta.reconcile.cluster.lease import is_lease_key
 from streammeta.reconcile.vocabulary import quarantine, verdicts
 from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format import object_key
-from streammeta.storage.object_log.slot_keys import parse_log_key
+from streammeta.storage.object_log.slot import parse_log_key
 
 _NAMESPACE_PREFIX = object_key.cluster_namespace("x")[:-1]
 _PREFIX_DIGITS = 8

@@ -5,11 +5,14 @@ Reads the end of the object in one or two requests, and no records. `ahead` eval
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from streammeta.storage.errors import Source
 from streammeta.storage.object_format import index_block
 from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_reader import ObjectReader, check_length, tail_guess
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
@@ -69,3 +72,23 @@ def _last_of_streams(index: index_block.IndexBlock) -> tuple[index_block.IndexEn
     is_last[:-1] = streams[1:] != streams[:-1]
     rows = zip(*(column[is_last].tolist() for column in index.columns), strict=True)
     return tuple(index_block.IndexEntry(*row) for row in rows)
+
+
+# Objects ahead of the metadata: their index names offsets that the streams have not reached.
+#
+# Metadata that was rolled back has forgotten later commits. It takes their objects for
+# uncommitted uploads, although their records were acknowledged. The offsets reveal them, because
+# the streams end before them. Pure.
+
+
+def entries_ahead(entries: Iterable[IndexEntry], ends: Mapping[int, int]) -> tuple[IndexEntry, ...]:
+    """Return the entries that end after the end offsets of their streams.
+
+    `ends` maps stream ids to end offsets. A deleted stream has no end, so no entry is ahead of it.
+    A stream that the metadata has not created yet ends at 0, so all its entries are ahead.
+    """
+    return tuple(
+        entry
+        for entry in entries
+        if entry.stream_id in ends and entry.end_offset > ends[entry.stream_id]
+    )

@@ -18,8 +18,7 @@ from streammeta.client.controllers.bucket_check import BucketCheck
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.nodes.session import BrokerSession
 from streammeta.client.resources.daemon_threads import run_blocking
-from streammeta.client.wal.disk.recovery import StreamHistory, stream_histories
-from streammeta.client.wal.disk.stored_records import StoredRecords
+from streammeta.client.wal.disk.recovery import StoredRecords, StreamHistory, stream_histories
 from streammeta.client.writing.batch import BatchCommit, UploadedObject
 from streammeta.client.writing.object_encoder import EncodedObject, encode_object
 from streammeta.client.writing.object_ids import ObjectIds

@@ -37,15 +37,14 @@ from streammeta.client.wal.bucket.setting_aside import write_aside
 from streammeta.client.wal.disk.recovery import (
     Comparison,
     RecoveryPlan,
+    StoredRecords,
     StreamHistory,
     Verdict,
     note_newest,
 )
-from streammeta.client.wal.disk.stored_records import StoredRecords
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_log.slot import Sealer
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import LogName, Sealer
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 CHUNK_BYTES = 32 * 1024 * 1024

@@ -41,7 +41,7 @@ from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import CorruptObjectError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from streammeta.storage.object_log import slot as slot_format
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import LogName
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.storage.object_store.protocol.patience import Patience
 

@@ -20,14 +20,19 @@ from streammeta.client.wal.bucket.bucket_slots import SlotStore
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import CorruptObjectError, StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_log import slot_keys
 from streammeta.storage.object_log.slot import (
     LOG_ID_SIZE,
     SEAL_SIZE,
+    LogName,
+    RecoveredKey,
     Sealer,
     Slot,
+    SlotKey,
     SlotKind,
+    SweptKey,
     decode_slot,
+    node_prefix,
+    parse_log_key,
     sealer_body,
 )
 
@@ -50,7 +55,7 @@ class FoundLog:
     Times are in ms since 1970 by the store, None for objects missing from the listing.
     """
 
-    name: slot_keys.LogName
+    name: LogName
     sequences: list[int] = field(default_factory=list)
     seals: list[int] = field(default_factory=list)
     claimed_ms: int | None = None
@@ -74,7 +79,7 @@ class FoundLog:
 class SealedLog:
     """A sealed log: the slots `[first, end)` are needed."""
 
-    name: slot_keys.LogName
+    name: LogName
     first: int
     end: int
 
@@ -82,23 +87,23 @@ class SealedLog:
 async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int, FoundLog]:
     """Find the logs of a node, by the epoch of the process, ascending."""
     found: dict[int, FoundLog] = {}
-    for info in await slots.list(slot_keys.node_prefix(namespace, node_id)):
-        key = slot_keys.parse_log_key(info.key, namespace)
+    for info in await slots.list(node_prefix(namespace, node_id)):
+        key = parse_log_key(info.key, namespace)
         # Set-aside objects are under the same prefix.
-        if not isinstance(key, slot_keys.SlotKey | slot_keys.RecoveredKey | slot_keys.SweptKey):
+        if not isinstance(key, SlotKey | RecoveredKey | SweptKey):
             continue
         log = found.setdefault(key.log.node_epoch, FoundLog(key.log))
         match key:
-            case slot_keys.SlotKey(sequence=sequence):
+            case SlotKey(sequence=sequence):
                 log.sequences.append(sequence)
                 # Seals have a size that no slot of records has, so the listing identifies them.
                 if info.size == SEAL_SIZE:
                     log.seals.append(sequence)
                 if sequence == 0:
                     log.claimed_ms = info.last_modified_ms
-            case slot_keys.RecoveredKey():
+            case RecoveredKey():
                 log.recovered_ms = info.last_modified_ms
-            case slot_keys.SweptKey():
+            case SweptKey():
                 log.has_swept_mark = True
 
     # A swept mark covers its log and all earlier ones.
@@ -108,7 +113,7 @@ async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int,
     return dict(sorted(found.items()))
 
 
-async def seal_log(slots: SlotStore, name: slot_keys.LogName, sealer: Sealer) -> SealedLog | None:
+async def seal_log(slots: SlotStore, name: LogName, sealer: Sealer) -> SealedLog | None:
     """Stop the log's process from acknowledging. Return None if the log is already recovered.
 
     It may be repeated. Raises `DamagedSlotError` if slots are missing that existed,
@@ -146,7 +151,7 @@ class _Needed:
     the log is damaged, or the listing is stale.
     """
 
-    name: slot_keys.LogName
+    name: LogName
     log_id: bytes
     first: int
     end: int
@@ -180,7 +185,7 @@ async def _wait_in_doubt(needed: _Needed, doubts: int) -> None:
     raise StoreUnavailableError(f"listings do not show the seal {key}, which exists. Try again")
 
 
-async def _find_needed(slots: SlotStore, name: slot_keys.LogName) -> _Needed | None:
+async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
     """Look at a log. Return None if it is recovered.
 
     A slot is missing only if a read of its key says so. The listing shows where to look.
@@ -282,7 +287,7 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
         await asyncio.gather(*(task for _, task in reads), return_exceptions=True)
 
 
-async def _look_for(slots: SlotStore, name: slot_keys.LogName, sequence: int) -> _Needed | None:
+async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> _Needed | None:
     """Return the needed slots after a slot was not found, None if the log is recovered.
 
     Raises `DamagedSlotError` if that slot is needed and stays missing.
@@ -298,7 +303,7 @@ async def _look_for(slots: SlotStore, name: slot_keys.LogName, sequence: int) ->
     raise AssertionError("the last doubt raises an error")
 
 
-async def discard_log(slots: SlotStore, name: slot_keys.LogName, by: Sealer) -> None:
+async def discard_log(slots: SlotStore, name: LogName, by: Sealer) -> None:
     """Mark a sealed log as recovered, and delete its slots except the seal. It may be repeated.
 
     The mark comes first: it explains the missing slots and reserves the epoch, as the claim did.
@@ -318,14 +323,14 @@ async def delete_leftovers(slots: SlotStore, found: Iterable[FoundLog]) -> None:
             await delete_slots(slots, log.name, log.without_seals)
 
 
-async def delete_slots(slots: SlotStore, name: slot_keys.LogName, sequences: Iterable[int]) -> None:
+async def delete_slots(slots: SlotStore, name: LogName, sequences: Iterable[int]) -> None:
     """Delete slots of a log."""
     keys = [name.slot_key(sequence) for sequence in sequences]
     if keys:
         await slots.delete(keys)
 
 
-async def _slot(slots: SlotStore, name: slot_keys.LogName, sequence: int) -> Slot | None:
+async def _slot(slots: SlotStore, name: LogName, sequence: int) -> Slot | None:
     key = name.slot_key(sequence)
     data = await slots.get(key)
     if data is None:

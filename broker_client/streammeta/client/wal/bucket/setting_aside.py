@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from streammeta.client.wal.bucket.bucket_slots import SlotStore
 from streammeta.storage.object_format.record import RecordBatch, encode_record
 from streammeta.storage.object_log import slot as slot_format
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import LogName
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from streammeta.client.wal.bucket.config import ObjectLogConfig
-from streammeta.storage.object_log.slot import SLOT_HEADER_SIZE, Slot, SlotKind
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import SLOT_HEADER_SIZE, LogName, Slot, SlotKind
 
 AckT = TypeVar("AckT")
 

@@ -17,8 +17,14 @@ from collections.abc import Mapping, Sequence
 
 from streammeta.client.wal.bucket.bucket_slots import SlotStore
 from streammeta.client.wal.bucket.reading import FoundLog, list_logs
-from streammeta.storage.object_log.slot import LOG_ID_SIZE, Sealer, Slot, SlotKind, sealer_body
-from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_log.slot import (
+    LOG_ID_SIZE,
+    LogName,
+    Sealer,
+    Slot,
+    SlotKind,
+    sealer_body,
+)
 
 WATCH_S = 600.0
 """Seconds between the two looks of a sweep, many times the lease of a log's process."""

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from streammeta.brokers.kafka.cluster.cluster import ClusterView, Leader, Topic, read_view
-from streammeta.brokers.kafka.cluster.cluster_watch import watch_cluster
+from streammeta.brokers.kafka.cluster.cluster_watch import close_streams_of, watch_cluster
 from streammeta.brokers.kafka.cluster.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.cluster.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
 from streammeta.brokers.kafka.cluster.refused_batches import RefusedBatches
-from streammeta.brokers.kafka.cluster.takeover import close_streams_of
 from streammeta.brokers.kafka.cluster.topic_configs import log_config
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.kafka.protocol.tally import BrokerTally

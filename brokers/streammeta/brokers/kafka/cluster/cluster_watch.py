@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from streammeta.brokers.kafka.cluster.keys import VIEW_PREFIXES, Keys
-from streammeta.client import StreamClient
-from streammeta.client.errors import BrokerClientError
+from streammeta.client import NodeIdentity, StreamClient
+from streammeta.client.errors import (
+    BrokerClientError,
+    NodeFencedError,
+    NodeNotRegisteredError,
+    StreamEpochMismatchError,
+)
+from streammeta.client.parts import BrokerSession
 
 _PAUSE_S = 1.0
 
@@ -33,3 +39,26 @@ async def watch_cluster(client: StreamClient, keys: Keys, on_change: Callable[[]
         except Exception:  # noqa: BLE001 - the view must be renewed all the same
             _log.exception("watching the cluster failed unexpectedly, retrying")
         await asyncio.sleep(_PAUSE_S)
+
+
+# Recovery of brokers named by the controllers: their streams are closed so that others open them.
+#
+# Brokers of this shape acknowledge only committed records, so a dead one leaves nothing to
+# upload.
+
+
+async def close_streams_of(session: BrokerSession, recoveries: Iterable[NodeIdentity]) -> int:
+    """Fence the nodes of `recoveries`, close their open streams, and return the number of streams.
+
+    A node that was reassigned to another broker is skipped.
+    """
+    closed = 0
+    for node in recoveries:
+        try:
+            streams = await session.list_streams_of(node)
+        except (NodeFencedError, NodeNotRegisteredError, StreamEpochMismatchError):
+            continue
+        epochs = {stream.stream_id: stream.epoch for stream in streams}
+        closed += len((await session.close_streams(epochs, of=node)).done)
+
+    return closed

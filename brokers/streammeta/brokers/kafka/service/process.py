@@ -19,8 +19,8 @@ from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol.tally import BrokerTally
 from streammeta.brokers.kafka.service.listener import KafkaListener
+from streammeta.brokers.kafka.service.metrics import BrokerState
 from streammeta.brokers.kafka.service.server import KafkaServer
-from streammeta.brokers.kafka.service.state import BrokerState
 from streammeta.brokers.kafka.service.users import Users
 from streammeta.client import (
     ClientMetrics,

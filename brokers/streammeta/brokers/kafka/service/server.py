@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from streammeta.brokers.kafka.calls import admin_calls, config_calls, record_calls, topic_calls
+from streammeta.brokers.kafka.calls import admin_calls, record_calls, topic_calls
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol import wire
-from streammeta.brokers.kafka.protocol.request_turns import RequestTurns
+from streammeta.brokers.kafka.protocol.request_elements import ELEMENTS_MAX
 from streammeta.brokers.kafka.protocol.tally import BrokerTally
 from streammeta.brokers.kafka.service.authentication import (
     APIS_BEFORE,
@@ -31,6 +31,30 @@ from streammeta.brokers.kafka.service.authentication import (
     reject_authentication,
 )
 from streammeta.brokers.kafka.service.users import Users
+
+# -- Bound on the work of requests that start in one turn of the event loop
+
+TURN_WORK_MAX = ELEMENTS_MAX
+"""Maximum work per turn: one request with the most elements, or many small ones."""
+
+
+class RequestTurns:
+    """Turns of the event loop, shared by connections in the order in which they ask."""
+
+    def __init__(self) -> None:
+        self._order = asyncio.Lock()
+        self._begun = 0
+
+    async def wait(self, frame_bytes: int) -> None:
+        """Wait until a request of this size may start. Every element has at least one byte."""
+        work = min(frame_bytes, ELEMENTS_MAX)
+        async with self._order:
+            if self._begun + work > TURN_WORK_MAX:
+                # Other connections and heartbeats run before the next request is parsed.
+                await asyncio.sleep(0)
+                self._begun = 0
+            self._begun += work
+
 
 FRAME_MAX = 32 * 1024 * 1024
 """Maximum size of a request in bytes."""
@@ -396,13 +420,13 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         22: on(topic_calls.init_producer_id),
         23: on(record_calls.offset_for_leader_epoch),
         29: on(admin_calls.describe_acls),
-        32: on(config_calls.describe_configs),
-        33: on(config_calls.alter_configs),
+        32: on(admin_calls.describe_configs),
+        33: on(admin_calls.alter_configs),
         35: on(admin_calls.describe_log_dirs),
         wire.SASL_AUTHENTICATE: reject_authentication,
         37: on(topic_calls.create_partitions),
         42: groups.delete,
-        44: on(config_calls.incremental_alter_configs),
+        44: on(admin_calls.incremental_alter_configs),
         47: groups.delete_offsets,
         60: on(topic_calls.describe_cluster),
     }
