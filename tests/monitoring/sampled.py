@@ -24,7 +24,7 @@ from streammeta.controller.monitoring.metrics.metrics import (
     ReportedRuns,
     Sources,
 )
-from streammeta.controller.monitoring.metrics.work_metrics import Leaderships, WorkSources
+from streammeta.controller.monitoring.metrics.work_metrics import Leaderships
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.runtime.load.admission import Admission
@@ -77,26 +77,6 @@ for _service in SERVICES.values():
         _lasts = _method.server_streaming
         REQUESTS.wrap(_method.full_name, _answer, lasts=_lasts)
 
-WORK = WorkSources(
-    requests=REQUESTS,
-    admission=Admission(),
-    leaderships=Leaderships(begun=2, ended=1),
-    peer_failures={NodeId(2): 3},
-    flushes=times(0.001, 0.001, 0.003),
-    appended_bytes=lambda: 1_000,
-    log_bytes=lambda: 900,
-    free_bytes=lambda: 1 << 40,
-    checkpoints=CheckpointTally(times(2.0), 1, 5_000, 4_000),
-    now_ms=lambda: 10_000,
-    metadata_used=lambda: {"streams": 1, "kv_keys": 7},
-    metadata_limits={"streams": 10, "kv_keys": 70},
-    bucket=lambda: StoreMetrics({"put": OperationMetrics(calls=9, failures=1, seconds=0.5)}),
-    sessions=lambda: {NodeState.ACTIVE: 5, NodeState.FENCED: 1},
-    fenced=lambda: 4,
-    recoveries=lambda: 1,
-    compactions=lambda: 2,
-)
-
 SOURCES = Sources(
     version="1.2.3",
     quorum=lambda: LEADING,
@@ -139,7 +119,23 @@ SOURCES = Sources(
     feature_level=lambda: 2,
     lease_left_ms=lambda: 25_000,
     reconcile_runs=lambda: ReportedRuns(Runs(last_success_ms=5_000, orphan_bytes=70, missing=3)),
-    work=WORK,
+    requests=REQUESTS,
+    admission=Admission(),
+    leaderships=Leaderships(begun=2, ended=1),
+    peer_failures={NodeId(2): 3},
+    flushes=times(0.001, 0.001, 0.003),
+    appended_bytes=lambda: 1_000,
+    log_bytes=lambda: 900,
+    free_bytes=lambda: 1 << 40,
+    checkpoints=CheckpointTally(times(2.0), 1, 5_000, 4_000),
+    now_ms=lambda: 10_000,
+    metadata_used=lambda: {"streams": 1, "kv_keys": 7},
+    metadata_limits={"streams": 10, "kv_keys": 70},
+    bucket=lambda: StoreMetrics({"put": OperationMetrics(calls=9, failures=1, seconds=0.5)}),
+    sessions=lambda: {NodeState.ACTIVE: 5, NodeState.FENCED: 1},
+    fenced=lambda: 4,
+    recoveries=lambda: 1,
+    compactions=lambda: 2,
 )
 
 

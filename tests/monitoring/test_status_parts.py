@@ -134,7 +134,8 @@ def view_of(heard: Heard | None, state: NodeState = NodeState.FENCED) -> LeaderV
 
 def silent(view: LeaderView, **changes: object) -> list[dict[str, Any]]:
     node = NodeDescription(**{**NODE, **changes})
-    return list(_silent(SimpleNamespace(nodes=[node], view=view), 1_000.0))  # type: ignore[arg-type]
+    known = SimpleNamespace(nodes=[node], parts=SimpleNamespace(view=view))
+    return list(_silent(known, 1_000.0))  # type: ignore[arg-type]
 
 
 HEARD = Heard(60_000, is_exact=True, has_closed=False)

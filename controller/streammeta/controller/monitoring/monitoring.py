@@ -3,74 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from shutil import disk_usage
 
-from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.grpc_server.server import open_connections
-from streammeta.controller.journal.journal import Journal
-from streammeta.controller.lifecycle.broker_sessions import Sessions
-from streammeta.controller.lifecycle.deletion import Deletion
-from streammeta.controller.lifecycle.failover import Heartbeats
-from streammeta.controller.metadata.api.answers import MetadataSize
-from streammeta.controller.metadata.registries.limits import MetadataLimits
 from streammeta.controller.monitoring.history.sampling import LoopLag, Sampler
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
-from streammeta.controller.monitoring.http.probes import Condition, Phase, report, unready
+from streammeta.controller.monitoring.http.probes import Condition, report, unready
 from streammeta.controller.monitoring.metrics import families
 from streammeta.controller.monitoring.metrics.metrics import (
     ControllerCollector,
-    ReportedRuns,
     Sources,
     read_told,
 )
-from streammeta.controller.monitoring.metrics.work_metrics import Leaderships, WorkSources
+from streammeta.controller.monitoring.metrics.work_metrics import Leaderships
 from streammeta.controller.monitoring.pages.pages import StatusPages
-from streammeta.controller.monitoring.status.status_api import StatusApi, StatusParts
-from streammeta.controller.peers.server import PeerServer
-from streammeta.controller.peers.transport import TcpPeerTransport
+from streammeta.controller.monitoring.parts import Parts
+from streammeta.controller.monitoring.status.status_api import StatusApi
 from streammeta.controller.rpc.calls import error_mapping
-from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
-from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.runtime.clock import SystemClock
-from streammeta.controller.runtime.load.process_memory import ProcessMemory
-from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
-from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.controller.tls.manager import TlsManager
-from streammeta.controller.trust.audit.writer import AuditWriter
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE
 from streammeta.storage.installation import DISTRIBUTION
-from streammeta.storage.object_store.protocol.base import ObjectStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Parts of a controller that monitoring observes."""
-
-    phase: Callable[[], Phase]
-    driver: QuorumDriver
-    controller: MetadataController
-    peers: PeerServer
-    tls: TlsManager
-    memory: ProcessMemory
-    request_memory: MemoryBudget
-    audit: AuditWriter | None
-    backup: Backup | None
-    deletion: Deletion
-    requests: RequestTally
-    journal: Journal
-    data_dir: Path
-    transport: TcpPeerTransport
-    store: ObjectStore
-    sessions: Sessions
-    heartbeats: Heartbeats
-    metadata_limits: MetadataLimits
-    status: StatusParts | None
-    """None means that the status is not served."""
 
 
 class Monitoring:
@@ -92,16 +48,16 @@ class Monitoring:
         self._measuring: list[asyncio.Task[None]] = []
         self._status: StatusApi | None = None
 
-        if parts.status is not None:
+        if parts.shows_status:
             self._sampler = Sampler(
                 sources,
                 loop_lag=self._loop_lag.take_worst_s,
                 memory=lambda: parts.memory.rss_bytes,
             )
-            self._status = StatusApi(sources, parts.status, self._sampler)
+            self._status = StatusApi(sources, parts, self._sampler)
             pages["/api/status.json"] = Route("status", self._status.status)
             pages["/api/series.json"] = Route("status", self._status.series)
-            pages.update(StatusPages(self._status, parts.controller, parts.status.view).routes())
+            pages.update(StatusPages(self._status, parts.controller, parts.view).routes())
 
     async def start(self, address: str) -> int:
         """Serve at HOST:PORT and return the port, chosen by the system if it is 0.
@@ -142,12 +98,15 @@ class Monitoring:
         return Page(await self._exposition.text(), content_type=families.CONTENT_TYPE)
 
     def _sources(self) -> Sources:
-        parts = self._parts
+        parts, leaderships = self._parts, Leaderships()
+        # Registered once, here, so that terms are counted also without a scrape.
+        parts.controller.on_leadership(leaderships.changed)
+
         return Sources(
             version=metadata.version(DISTRIBUTION),
             quorum=parts.driver.describe,
             applied=lambda: parts.controller.committed_end,
-            metadata_size=self._metadata_size,
+            metadata_size=lambda: parts.cluster_metadata().size(),
             certificates=parts.tls.states,
             connections=self._connections,
             refused_connections={"peers": parts.peers.refused, "http": self._plane.refused},
@@ -160,17 +119,9 @@ class Monitoring:
             audit=parts.audit,
             backup=lambda: None if parts.backup is None else parts.backup.status,
             deletion=parts.deletion.describe,
-            feature_level=lambda: parts.controller.cluster_metadata.feature_level,
+            feature_level=lambda: parts.cluster_metadata().feature_level,
             lease_left_ms=lambda: parts.controller.lease.left_ms,
-            reconcile_runs=self._reconcile_runs,
-            work=self._work(),
-        )
-
-    def _work(self) -> WorkSources:
-        parts, leaderships = self._parts, Leaderships()
-        # Registered once, here, so that terms are counted also without a scrape.
-        parts.controller.on_leadership(leaderships.changed)
-        return WorkSources(
+            reconcile_runs=lambda: read_told(parts.cluster_metadata().kv_value(NAMESPACE, KEY)),
             requests=parts.requests,
             admission=parts.controller.gate.admission,
             leaderships=leaderships,
@@ -182,7 +133,7 @@ class Monitoring:
             free_bytes=lambda: disk_usage(parts.data_dir).free,
             checkpoints=parts.driver.checkpointer.tally,
             now_ms=SystemClock().monotonic_ms,
-            metadata_used=self._metadata_used,
+            metadata_used=lambda: parts.cluster_metadata().used(),
             metadata_limits=asdict(parts.metadata_limits),
             bucket=parts.store.metrics,
             sessions=parts.sessions.counts,
@@ -190,15 +141,6 @@ class Monitoring:
             recoveries=lambda: parts.heartbeats.assigned_recoveries,
             compactions=lambda: parts.heartbeats.assigned_compactions,
         )
-
-    def _metadata_size(self) -> MetadataSize:
-        return self._parts.controller.cluster_metadata.size()  # a snapshot may replace the metadata
-
-    def _reconcile_runs(self) -> ReportedRuns:
-        return read_told(self._parts.controller.cluster_metadata.kv_value(NAMESPACE, KEY))
-
-    def _metadata_used(self) -> Mapping[str, int]:
-        return self._parts.controller.cluster_metadata.used()
 
     def _connections(self) -> Mapping[str, int]:
         return {

@@ -419,19 +419,10 @@ class ControllerNode:
         if address is None:
             yield
             return
-        from streammeta.controller.monitoring.monitoring import Monitoring, Parts
-        from streammeta.controller.monitoring.status.status_api import StatusParts
+        from streammeta.controller.monitoring.monitoring import Monitoring
+        from streammeta.controller.monitoring.parts import Parts
 
         config = self._config
-        status = StatusParts(
-            cluster_id=config.cluster_id,
-            bucket=self._bucket,
-            view=self._view,
-            versions=self._peers.versions,
-            cluster_metadata=lambda: self._controller.cluster_metadata,
-            memory_bytes=lambda: self._memory.rss_bytes,
-            tls=lambda: self._tls.contents_for_calls,
-        )
         parts = Parts(
             phase=lambda: self._phase,
             driver=self._driver,
@@ -451,8 +442,11 @@ class ControllerNode:
             sessions=self._sessions,
             heartbeats=self._heartbeats,
             metadata_limits=_metadata_limits(config),
+            cluster_id=config.cluster_id,
+            bucket=self._bucket,
+            view=self._view,
             # Names and tags of streams are not for every caller that reaches a port in plain text.
-            status=status if config.shows_pages else None,
+            shows_status=config.shows_pages,
         )
         monitoring = Monitoring(parts, http_authenticator(self._config, self._policy))
         try:

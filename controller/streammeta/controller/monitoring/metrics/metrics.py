@@ -67,7 +67,7 @@ CAUSES: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(WorkSources):
     """Inputs of a scrape. Every call is cheap and runs on the event loop."""
 
     version: str
@@ -96,7 +96,6 @@ class Sources:
     lease_left_ms: Callable[[], int]
     """Milliseconds for which changes may be acknowledged without another check of the marker."""
     reconcile_runs: Callable[[], ReportedRuns]
-    work: WorkSources
 
 
 class ControllerCollector(Collector):
@@ -130,7 +129,7 @@ class ControllerCollector(Collector):
         yield value(
             "feature_level_max", "Highest feature level of this version.", SUPPORTED.highest
         )
-        yield from of_work(self._sources.work, self._sources.deletion())
+        yield from of_work(self._sources, self._sources.deletion())
 
 
 def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:

@@ -51,7 +51,7 @@ class Leaderships:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSources:
-    """Inputs of a scrape. Every call is cheap and runs on the event loop."""
+    """Inputs of these metrics. Every call is cheap and runs on the event loop."""
 
     requests: RequestTally
     admission: Admission

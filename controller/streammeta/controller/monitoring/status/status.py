@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.metadata.api.answers import NodeDescription, StreamDescription
 from streammeta.controller.monitoring.history.history import highest, last_hour, mean
 from streammeta.controller.monitoring.history.sampling import Sampler
 from streammeta.controller.monitoring.metrics.metrics import Sources
+from streammeta.controller.monitoring.parts import Parts
 from streammeta.controller.monitoring.status.alarms import alarms
 from streammeta.controller.monitoring.status.largest import Sizes
 from streammeta.controller.monitoring.status.peer_status import Answer
@@ -42,15 +42,12 @@ _PROGRESS = ("leader_id", "epoch", "end_offset", "high_watermark")
 class Knowledge:
     """Inputs of a document, in addition to the answers of other controllers."""
 
-    cluster_id: str
+    parts: Parts
     sources: Sources
     sampler: Sampler
-    bucket: BucketClaims
-    view: LeaderView
     nodes: Sequence[NodeDescription]
     versions: Mapping[int, str]
     """Versions of the connected controllers, by id."""
-    memory_bytes: int
     top_streams: Sequence[tuple[int, int]]
     """Streams with the most ranges, and their numbers of ranges."""
     top_sizes: Sizes
@@ -62,8 +59,8 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
     seen = sources.quorum()
     document: Fields = {
         "at_s": now_s,
-        "cluster_id": known.cluster_id,
-        "cluster_uuid": known.bucket.cluster_uuid,
+        "cluster_id": known.parts.cluster_id,
+        "cluster_uuid": known.parts.bucket.cluster_uuid,
         "node_id": seen.node_id,
         "feature_level": sources.feature_level(),
         "build": _build(sources.version),
@@ -72,7 +69,7 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "commits": _commits(known, now_s),
         "map": asdict(sources.metadata_size()),
         "bucket": {
-            "problem": known.bucket.problem,
+            "problem": known.parts.bucket.problem,
             "lease_s": sources.lease_left_ms() / 1000 if seen.role == "leader" else None,
         },
         "deletions": _deletions(known),
@@ -249,14 +246,15 @@ def _compaction(known: Knowledge) -> Fields:
         "assigned": [
             {"node_id": node.node_id, "compacted_by": by}
             for node in known.nodes
-            if (by := known.view.compacted_by(node.node_id)) != NONE_ID
+            if (by := known.parts.view.compacted_by(node.node_id)) != NONE_ID
         ][:NODES_MAX],
     }
 
 
 def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
+    view = known.parts.view
     # A follower hears no heartbeats, and its count would show all brokers as unknown.
-    states = Counter(session_of(node, known.view) for node in known.nodes) if leads else Counter()
+    states = Counter(session_of(node, view) for node in known.nodes) if leads else Counter()
     # A document must stay small, however many brokers there are.
     top = sorted(known.nodes, key=lambda node: -node.stream_set_object_count)[:NODES_MAX]
     return {
@@ -266,15 +264,16 @@ def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
         "locked": sum(node.locked for node in known.nodes),
         "recovering": sum(node.recovered_by != NONE_ID for node in known.nodes),
         "owing": sum(node.pending_upload_count > 0 for node in known.nodes),
-        "top": [node_fields(broker, known.view) for broker in top],
+        "top": [node_fields(broker, view) for broker in top],
     }
 
 
 def _silent(known: Knowledge, now_s: float) -> Iterator[Fields]:
     """Yield fenced brokers that did not close and block the data or streams of others."""
+    view = known.parts.view
     for node in known.nodes:
-        heard = known.view.heard(node.node_id)
-        if session_of(node, known.view) != "fenced" or heard is None or heard.has_closed:
+        heard = view.heard(node.node_id)
+        if session_of(node, view) != "fenced" or heard is None or heard.has_closed:
             continue
         owes = _owes(node)
         if owes:
@@ -348,7 +347,7 @@ def _backup(sources: Sources) -> Fields | None:
 def _process(known: Knowledge) -> Fields:
     sources = known.sources
     return {
-        "memory_bytes": known.memory_bytes,
+        "memory_bytes": known.parts.memory.rss_bytes,
         "memory_limit_bytes": sources.memory_limit,
         "request_memory_bytes": sources.request_bytes(),
         "connections": dict(sources.connections()),

@@ -5,50 +5,31 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from streammeta.controller.ids import NodeId
-from streammeta.controller.lifecycle.bucket_claim import BucketClaims
-from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.monitoring.history.history import LENGTHS, Window
 from streammeta.controller.monitoring.history.sampling import SERIES, Sampler
 from streammeta.controller.monitoring.http.http_listener import Page, ResponseCache
 from streammeta.controller.monitoring.metrics.metrics import Sources
+from streammeta.controller.monitoring.parts import Parts
 from streammeta.controller.monitoring.status.largest import TopSizes, TopStreams
 from streammeta.controller.monitoring.status.peer_status import PeerStatusClient
 from streammeta.controller.monitoring.status.status import Fields, Knowledge, status
-from streammeta.controller.rpc.services.routes import LeaderView
-from streammeta.controller.runtime.replication.peer_versions import PeerVersions
-from streammeta.tls.files import TlsContents
 
 JSON = "application/json"
 
 UNITS = {series.name: series.unit for series in SERIES}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusParts:
-    """Inputs of the status, in addition to the sources of metrics."""
-
-    cluster_id: str
-    bucket: BucketClaims
-    view: LeaderView
-    versions: PeerVersions
-    cluster_metadata: Callable[[], ClusterMetadata]
-    memory_bytes: Callable[[], int]
-    tls: Callable[[], TlsContents | None]
-    """TLS files for calls to other controllers."""
-
-
 class StatusApi:
     """Builder of the documents."""
 
-    def __init__(self, sources: Sources, parts: StatusParts, sampler: Sampler) -> None:
+    def __init__(self, sources: Sources, parts: Parts, sampler: Sampler) -> None:
         self._sources = sources
         self._parts = parts
         self._sampler = sampler
-        self._others = PeerStatusClient(parts.tls)
+        self._others = PeerStatusClient(lambda: parts.tls.contents_for_calls)
         self._top_streams = TopStreams(lambda: parts.cluster_metadata().ranges_of_streams())
         self._top_sizes = TopSizes(lambda rows: parts.cluster_metadata().owned_sizes(rows))
         self._kept: ResponseCache[Fields] = ResponseCache()
@@ -93,19 +74,15 @@ class StatusApi:
             if replica.key.node_id != seen.node_id
         }
         answers = await self._others.ask(others)
-        software = {node_id: self._parts.versions.of(NodeId(node_id)) for node_id in others}
+        software = {node_id: self._parts.peers.versions.of(NodeId(node_id)) for node_id in others}
         known = Knowledge(
-            cluster_id=self._parts.cluster_id,
+            parts=self._parts,
             sources=self._sources,
             sampler=self._sampler,
-            bucket=self._parts.bucket,
-            view=self._parts.view,
-            # Called each time, because a snapshot may replace the metadata.
             nodes=self._parts.cluster_metadata().nodes(),
             versions={
                 key: release.version for key, release in software.items() if release is not None
             },
-            memory_bytes=self._parts.memory_bytes(),
             top_streams=await self._top_streams.known(),
             top_sizes=await self._top_sizes.known(),
         )
