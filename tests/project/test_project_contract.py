@@ -70,6 +70,19 @@ def test_every_rpc_says_whether_to_retry_which_errors_and_which_roles() -> None:
     assert not silent
 
 
+def test_java_has_one_package_and_outer_classes_without_clashes() -> None:
+    texts = {path.stem: path.read_text() for path in PROTO.glob("streammeta/v1/*.proto")}
+    outer_classes = {name: f"{name.capitalize()}Proto" for name in texts}
+    types = re.findall(r"^(?:message|enum|service) (\w+)", "".join(texts.values()), re.MULTILINE)
+    assert not set(types) & set(outer_classes.values())
+    for name, text in texts.items():
+        assert re.findall(r"^option java_(\w+) = (.*);", text, re.MULTILINE) == [
+            ("multiple_files", "true"),
+            ("outer_classname", f'"{outer_classes[name]}"'),
+            ("package", '"io.streammeta.v1"'),
+        ]
+
+
 FIELD = "int64 ttl_ms = 4; "
 OPTIONAL = "optional int64 end_offset = 3;    // fast close"
 BROKEN = [
