@@ -13,6 +13,7 @@ from typing import Any
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables import values
 from streammeta.storage.adoption.model import Candidate, Entry, StoredRecord, StoredRun
@@ -211,7 +212,7 @@ class World:
     def _compact(self) -> None:
         """Replace some set objects of a node by one that holds their records."""
         index = self.rng.randrange(len(NODES))
-        listed: Any = self.write_free(r.ListStreamSetObjects(node_id=NODES[index].node_id))
+        listed: Any = self.write_free(ListStreamSetObjects(node_id=NODES[index].node_id))
         ids = [one.object_id for one in listed.objects]
         if len(ids) < 2:
             return
@@ -225,7 +226,7 @@ class World:
             self.commit(index, self._put(index, runs, whole=True), runs, sources)
 
     def _set_objects(self, index: int) -> list[int]:
-        listed: Any = self.write_free(r.ListStreamSetObjects(node_id=NODES[index].node_id))
+        listed: Any = self.write_free(ListStreamSetObjects(node_id=NODES[index].node_id))
         return [described.object_id for described in listed.objects]
 
     def _live(self, ids: list[int]) -> dict[int, list[StoredRecord]]:

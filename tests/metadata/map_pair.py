@@ -20,6 +20,10 @@ from streammeta.controller.errors import (
 )
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.answers import ObjectLists, ObjectSlices
+from streammeta.controller.metadata.api.object_listings import (
+    ListStreamObjects,
+    ListStreamSetObjects,
+)
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries import stream_decisions
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata
@@ -301,7 +305,7 @@ def compare(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
         r.DescribeNamedObjects(),
         r.DescribeNamedObjects(prefix="b", page=PageRequest(1)),
         *(
-            r.ListStreamSetObjects(node_id=node_id, page=page)
+            ListStreamSetObjects(node_id=node_id, page=page, include_ranges=page.page_size == 2)
             for node_id in (*state.nodes, 5)
             for page in (PageRequest(), PageRequest(2), PageRequest(1, str(state.next_object // 2)))
         ),
@@ -313,6 +317,15 @@ def compare(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
         for end, limit in ((-1, 0), (start + 4, 2))
     )
     reads.append(r.GetObjects(queries=queries))
+    reads.extend(
+        ListStreamObjects(
+            stream_id=query.stream_id,
+            start_offset=query.start_offset,
+            end_offset=query.end_offset,
+            page=PageRequest(query.limit),
+        )
+        for query in queries
+    )
     for read in reads:
         want = model.query(read)
         same(cluster_metadata.query(read), want, type(read).__name__)

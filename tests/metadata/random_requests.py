@@ -4,7 +4,7 @@ Most are what a correct broker would send next; the rest is off by one in an epo
 object or an offset.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.tables import values as v
-from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws, range_columns
+from tests.metadata.random_commits import NODE_IDS, RandomCommits, range_columns
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_adoption import epoch_owed
 from tests.metadata.slow_model_state import State
@@ -185,7 +185,7 @@ class RandomRequests(RandomCommits):
     def _abandon(self, state: State) -> Any:
         owing = [node for node, _ in state.pending] or NODE_IDS
         streams = self._some(range(state.next_stream), 2) if self._chance(30) else ()
-        if not streams and self._chance(40):
+        if not streams and self._chance(60):
             return r.ReleaseStreams(node=self._node(state))
         return r.AbandonUploads(node_id=self._one(owing), stream_ids=tuple(streams))
 
@@ -451,91 +451,3 @@ _RECOVERIES = ("upload", "close", "opening")
 
 MAKERS = (*_WEIGHTS, "new_streams", "feature_level", "adopt", "finish_restore")
 """Names that `RandomRequests.make` takes."""
-
-
-class RandomReads(RandomDraws):
-    """Makes reads for one model, which it only looks at."""
-
-    def make(self, kind: type, state: State) -> Any:
-        return _MAKERS[kind](self, state)
-
-    def _page(self, end: int) -> v.PageRequest:
-        token = str(self._rng.randrange(end + 1)) if self._chance(40) else ""
-        return v.PageRequest(self._one((0, 1, 2, 1_000)), token)
-
-    def _ids(self, end: int) -> tuple[int, ...]:
-        return tuple(self._some(range(end + 1), 4))
-
-    def _streams(self, state: State) -> Any:
-        return r.DescribeStreams(
-            stream_ids=self._ids(state.next_stream) if self._chance(50) else (),
-            owner_node_id=self._one((None, None, *NODE_IDS)),
-            include_ranges=self._chance(50),
-            include_stream_objects=self._chance(50),
-            page=self._page(state.next_stream),
-        )
-
-    def _tagged(self, state: State) -> Any:
-        tags = self._one(((("k", "v"),), (("a", "2"), ("z", "1")), (("a", "2"),), (("z", "2"),)))
-        return r.FindStreams(tags=tags, page=self._page(state.next_stream))
-
-    def _query(self, state: State) -> r.ObjectQuery:
-        stream_id = self._stream(state)
-        stream = state.streams.get(stream_id)
-        start, end = (stream.start, stream.end) if stream is not None else (0, 3)
-        first = max(0, self._one((start, end, (start + end) // 2)) + self._one((0, 0, 1, -1)))
-        return r.ObjectQuery(
-            stream_id, first, self._one((-1, first + 4, max(first, end))), self._one((0, 0, 1, 2))
-        )
-
-    def _slices(self, state: State) -> Any:
-        return r.GetObjects(queries=tuple(self._query(state) for _ in range(self._one((1, 3)))))
-
-    def _objects(self, state: State) -> Any:
-        ids = self._ids(state.next_object) if self._chance(50) else ()
-        return r.DescribeObjects(object_ids=ids, page=self._page(state.next_object))
-
-    def _states(self, state: State) -> Any:
-        return r.CheckObjects(object_ids=self._ids(state.next_object))
-
-    def _nodes(self, _state: State) -> Any:
-        ids = tuple(self._some(NODE_IDS, 2)) if self._chance(50) else ()
-        return r.GetNodes(node_ids=ids, include_stream_set_objects=self._chance(50))
-
-    def _set_objects(self, state: State) -> Any:
-        page = self._page(state.next_object)
-        return r.ListStreamSetObjects(node_id=self._one(NODE_IDS), page=page)
-
-    def _values(self, _state: State) -> Any:
-        keys = self._some("abc", 2)
-        return r.GetKVs(keys=tuple(r.KVKey(key=key, namespace=self._one("mn")) for key in keys))
-
-    def _named(self, _state: State) -> Any:
-        return r.DescribeNamedObjects(
-            names=tuple(self._some(NAMES, 3)) if self._chance(50) else (),
-            prefix=self._one(("", "b", "b/")),
-            page=v.PageRequest(self._one((0, 1, 2)), self._one(("", "", "a", "b/1"))),
-        )
-
-    def _keys(self, _state: State) -> Any:
-        return r.ListKVs(
-            namespace=self._one("mn"),
-            prefix=self._one(("", "a")),
-            keys_only=self._chance(50),
-            namespaces=self._chance(30),
-            page=v.PageRequest(self._one((0, 1, 2)), self._one(("", "a", "m"))),
-        )
-
-
-_MAKERS: dict[type, Callable[[RandomReads, State], Any]] = {
-    r.DescribeStreams: RandomReads._streams,
-    r.FindStreams: RandomReads._tagged,
-    r.GetObjects: RandomReads._slices,
-    r.DescribeObjects: RandomReads._objects,
-    r.CheckObjects: RandomReads._states,
-    r.GetNodes: RandomReads._nodes,
-    r.ListStreamSetObjects: RandomReads._set_objects,
-    r.GetKVs: RandomReads._values,
-    r.ListKVs: RandomReads._keys,
-    r.DescribeNamedObjects: RandomReads._named,
-}

@@ -11,6 +11,10 @@ from typing import Any
 
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.answers import SweepAnswer
+from streammeta.controller.metadata.api.object_listings import (
+    ListStreamObjects,
+    ListStreamSetObjects,
+)
 from tests.metadata import slow_model_adoption as adoption
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_named as named
@@ -124,7 +128,8 @@ _READS: dict[type, Callable[..., Any]] = {
     r.DescribeObjects: reads.describe_objects,
     r.CheckObjects: reads.check_objects,
     r.GetNodes: reads.get_nodes,
-    r.ListStreamSetObjects: reads.list_stream_set_objects,
+    ListStreamSetObjects: reads.list_stream_set_objects,
+    ListStreamObjects: reads.list_stream_objects,
     r.GetKVs: reads.get_kvs,
     r.ListKVs: reads.list_kvs,
     r.DescribeNamedObjects: named.describe,

@@ -6,9 +6,15 @@ from typing import Any, TypeVar
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import answers as a
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_listings import (
+    ListStreamObjects,
+    ListStreamSetObjects,
+    StreamObject,
+    StreamSetObject,
+)
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.metadata.tables.values import column
-from tests.metadata.slow_model_state import HOLDERS, State
+from tests.metadata.slow_model_state import HOLDERS, Object, State
 from tests.metadata.slow_model_streams import PAGE_SIZE, result
 
 _T = TypeVar("_T")
@@ -257,29 +263,79 @@ def describe_node(state: State, node_id: int, *, with_objects: bool) -> a.NodeDe
     )
 
 
-def _set_object(state: State, object_id: int) -> a.StreamSetObject:
+def _set_object(state: State, object_id: int, *, with_ranges: bool = False) -> StreamSetObject:
     item = state.objects[object_id]
-    return a.StreamSetObject(
+    return StreamSetObject(
         object_id=object_id,
         order_id=item.order,
         data_time_ms=item.data_time,
         object_size=item.size,
         range_count=len(item.held),
+        attributes=item.attributes,
+        committed_at_ms=item.timestamp,
         min_timestamp_ms=item.times[0],
         max_timestamp_ms=item.times[1],
         crc32c=item.crc32c,
+        ranges=_range_columns(item) if with_ranges else None,
+    )
+
+
+def _range_columns(item: Object) -> v.RangeColumns:
+    streams, starts, ends = ([row[at] for row in item.held] for at in range(3))
+    return v.RangeColumns(
+        stream_id=column(streams), start_offset=column(starts), end_offset=column(ends)
     )
 
 
 def list_stream_set_objects(
-    state: State, request: r.ListStreamSetObjects
+    state: State, request: ListStreamSetObjects
 ) -> a.ListStreamSetObjectsAnswer:
     if request.node_id not in state.nodes:
         return a.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
     held = state.stream_set_objects_of(request.node_id)
-    objects, token = _page(held, request.page, lambda i: _set_object(state, i))
+
+    def describe(object_id: int) -> StreamSetObject:
+        return _set_object(state, object_id, with_ranges=request.include_ranges)
+
+    objects, token = _page(held, request.page, describe)
     return a.ListStreamSetObjectsAnswer(
         error=ErrorCode.NONE, objects=objects, next_page_token=token, total=len(held)
+    )
+
+
+def list_stream_objects(state: State, request: ListStreamObjects) -> a.ListStreamObjectsAnswer:
+    if request.stream_id not in state.streams:
+        return a.ListStreamObjectsAnswer(error=ErrorCode.STREAM_NOT_EXIST)
+    token = request.page.page_token
+    first = tuple(int(part) for part in token.split("-")) if token else (0, 0)
+    found = [
+        (end, object_id, start)
+        for end, object_id, start in state.stream_objects_of(request.stream_id)
+        if (end, object_id) >= first
+        and end > request.start_offset
+        and (request.end_offset == -1 or start < request.end_offset)
+    ]
+    size = request.page.page_size or PAGE_SIZE
+    objects = []
+    for end, object_id, start in found[:size]:
+        item = state.objects[object_id]
+        objects.append(
+            StreamObject(
+                object_id=object_id,
+                kind=item.kind,
+                start_offset=start,
+                end_offset=end,
+                object_size=item.size,
+                attributes=item.attributes,
+                committed_at_ms=item.timestamp,
+                min_timestamp_ms=item.times[0],
+                max_timestamp_ms=item.times[1],
+                crc32c=item.crc32c,
+            )
+        )
+    following = "{}-{}".format(*found[size][:2]) if len(found) > size else ""
+    return a.ListStreamObjectsAnswer(
+        error=ErrorCode.NONE, objects=tuple(objects), next_page_token=following
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, RecoveringError
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries.cluster_modes import ALLOWED
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
@@ -239,7 +240,7 @@ def test_a_range_after_a_gap_is_adopted_if_it_says_so_and_the_gap_is_lost() -> N
 def test_objects_belong_to_the_owner_of_their_first_stream() -> None:
     world = restored_world()
     world.write(adopt((60, (0, 5, 8))))
-    listed: Any = world.map.query(r.ListStreamSetObjects(node_id=NODE.node_id))
+    listed: Any = world.map.query(ListStreamSetObjects(node_id=NODE.node_id))
     assert [one.object_id for one in listed.objects] == [0, 60]
 
 

@@ -23,7 +23,8 @@ from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from tests.metadata import mutated_requests
 from tests.metadata.map_pair import Pair, in_columns, same, told
-from tests.metadata.random_requests import MAKERS, RandomReads, RandomRequests
+from tests.metadata.random_reads import RandomReads
+from tests.metadata.random_requests import MAKERS, RandomRequests
 from tests.metadata.small_tables import small_tables
 from tests.metadata.test_metadata_section_rules import read_everything
 

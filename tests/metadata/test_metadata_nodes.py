@@ -10,6 +10,7 @@ import pytest
 from streammeta.controller import features
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.controller.metadata.api.upload_batches import is_plain
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.records.record import ObjectsDestroyed
@@ -37,14 +38,14 @@ def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> 
     pages: list[list[int]] = []
     token = ""
     while not pages or token:
-        request = r.ListStreamSetObjects(node_id=NODE.node_id, page=v.PageRequest(2, token))
+        request = ListStreamSetObjects(node_id=NODE.node_id, page=v.PageRequest(2, token))
         page: Any = world.map.query(request)
         assert (page.error, page.total) == (ErrorCode.NONE, 5)
         pages.append([one.object_id for one in page.objects])
         token = page.next_page_token
     assert pages == [[3, 700], [703, 5_000], [9_999]]
     assert sum(asked) < 4_000, "as many ids as are in the spans of the node, for each page"
-    other: Any = world.map.query(r.ListStreamSetObjects(node_id=OTHER.node_id))
+    other: Any = world.map.query(ListStreamSetObjects(node_id=OTHER.node_id))
     assert (other.objects, other.total) == ((), 0)
 
 

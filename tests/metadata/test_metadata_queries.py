@@ -13,6 +13,10 @@ from streammeta.controller.errors import InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata.api import answer_budget
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.answer_budget import take_fitting
+from streammeta.controller.metadata.api.object_listings import (
+    ListStreamObjects,
+    ListStreamSetObjects,
+)
 from streammeta.controller.metadata.api.validation import validate
 from streammeta.controller.metadata.tables.values import PageRequest, column
 from tests.metadata.map_pair import in_columns, plain
@@ -164,7 +168,9 @@ PAGED = [
     (r.GetNodes(page=PageRequest()), "nodes"),
     (r.GetNodes(node_ids=(1_000, 1, 2, 3), page=PageRequest()), "nodes"),
     (r.GetNodes(include_stream_set_objects=True, page=PageRequest(2)), "nodes"),
-    (r.ListStreamSetObjects(node_id=1), "objects"),
+    (ListStreamSetObjects(node_id=1), "objects"),
+    (ListStreamSetObjects(node_id=1, include_ranges=True), "objects"),
+    *((ListStreamObjects(stream_id=stream_id), "objects") for stream_id in range(6)),
     (r.ListKVs(namespace="n"), "entries"),
     (r.ListKVs(namespaces=True), "namespace_names"),
 ]

@@ -17,6 +17,7 @@ import pytest
 from streammeta.controller import errors, features
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.sections.rules import SECTIONS
 from streammeta.controller.metadata.tables.section_checks import Refers
@@ -82,7 +83,7 @@ def read_everything(cluster_metadata: ClusterMetadata) -> None:
     cluster_metadata.query(r.DescribeObjects())
     cluster_metadata.query(r.ListKVs())
     for node in nodes.nodes:
-        cluster_metadata.query(r.ListStreamSetObjects(node_id=node.node_id))
+        cluster_metadata.query(ListStreamSetObjects(node_id=node.node_id))
         opening = r.GetOpeningStreams(node=NodeIdentity(node.node_id, node.node_epoch))
         _decide(cluster_metadata, opening, 1)
     for request in (r.ExpireObjects(limit=9), r.SweepDeletedStreams(limit=9)):

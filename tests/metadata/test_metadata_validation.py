@@ -14,6 +14,10 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.commit_validation import OBJECT_SIZE_MAX
+from streammeta.controller.metadata.api.object_listings import (
+    ListStreamObjects,
+    ListStreamSetObjects,
+)
 from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     PageRequest,
@@ -235,8 +239,15 @@ INVALID_READS: list[tuple[Any, str]] = [
     (r.DescribeObjects(page=PageRequest(page_token="0" * 5_000)), "page.page_token"),
     (r.DescribeObjects(object_ids=(2**63,)), "object_ids"),
     (r.GetNodes(node_ids=(-1,)), "node_ids"),
-    (r.ListStreamSetObjects(node_id=-1), "node_id"),
-    (r.ListStreamSetObjects(node_id=0, page=PageRequest(page_token="x")), "page.page_token"),
+    (ListStreamSetObjects(node_id=-1), "node_id"),
+    (ListStreamObjects(stream_id=-1), "stream_id"),
+    (ListStreamObjects(stream_id=0, start_offset=-1), "start_offset"),
+    (ListStreamObjects(stream_id=0, start_offset=2, end_offset=1), "end_offset"),
+    (ListStreamObjects(stream_id=0, page=PageRequest(-1)), "page.page_size"),
+    (ListStreamObjects(stream_id=0, page=PageRequest(page_token="7")), "page.page_token"),
+    (ListStreamObjects(stream_id=0, page=PageRequest(page_token="7--1")), "page.page_token"),
+    (ListStreamObjects(stream_id=0, page=PageRequest(page_token="1-9" * 30)), "page.page_token"),
+    (ListStreamSetObjects(node_id=0, page=PageRequest(page_token="x")), "page.page_token"),
     (r.ListKVs(page=PageRequest(page_size=-1)), "page.page_size"),
 ]
 TOO_LARGE: list[Any] = [

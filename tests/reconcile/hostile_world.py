@@ -20,6 +20,7 @@ import grpc
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import NodeIdentity, RangeColumns, column
 from streammeta.storage.cluster_files.bucket_marker import claim_key
@@ -345,7 +346,7 @@ class World:
     def _compact(self) -> None:
         """Replace neighbours of a node by one object that holds their rows."""
         index = self.rng.randrange(len(NODES))
-        listed: Any = self.map.query(r.ListStreamSetObjects(node_id=NODES[index].node_id))
+        listed: Any = self.map.query(ListStreamSetObjects(node_id=NODES[index].node_id))
         ids = [one.object_id for one in listed.objects]
         if len(ids) < 2:
             return

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.metadata.api.requests import ListStreamSetObjects
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.reconcile.apply import ApplyConfig, ApplyResult, apply
 from streammeta.reconcile.cluster import identity, lease
 from streammeta.reconcile.deletion import tasks

@@ -8,6 +8,10 @@ import pytest
 
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.object_listings import (
+    ListStreamObjects,
+    ListStreamSetObjects,
+)
 from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     PageRequest,
@@ -147,7 +151,8 @@ READS = {
     requests.FindStreams: "StreamService.FindStreams",
     requests.DescribeObjects: "ObjectService.DescribeObjects",
     requests.DescribeNamedObjects: "ObjectService.DescribeNamedObjects",
-    requests.ListStreamSetObjects: "NodeService.ListStreamSetObjects",
+    ListStreamSetObjects: "NodeService.ListStreamSetObjects",
+    ListStreamObjects: "ObjectService.ListStreamObjects",
     requests.ListKVs: "KVService.ListKVs",
 }
 
@@ -188,7 +193,7 @@ def described(ids: tuple[int, ...], page: PageRequest) -> list[requests.ReadRequ
         return [*named, requests.DescribeStreams(stream_ids=ids)]
     return [
         *named,
-        requests.ListStreamSetObjects(node_id=1, page=page),
+        ListStreamSetObjects(node_id=1, page=page),
         requests.ListKVs(page=page),
     ]
 
@@ -217,6 +222,12 @@ def test_descriptions_with_lists_weigh_more_and_walks_are_scans() -> None:
             stream_ids=tuple(range(9)), include_ranges=ranges, include_stream_objects=objects
         )
         assert class_of_read(many) is RequestClass.SCAN
+    for ranges, kind in ((False, RequestClass.READ), (True, RequestClass.SCAN)):
+        listed = ListStreamSetObjects(node_id=1, page=PageRequest(9), include_ranges=ranges)
+        assert class_of_read(listed) is kind
+    for size, kind in ((500, RequestClass.READ), (501, RequestClass.SCAN)):
+        listed_of_stream = ListStreamObjects(stream_id=1, page=PageRequest(size))
+        assert class_of_read(listed_of_stream) is kind
     one = requests.DescribeStreams(owner_node_id=1, page=PageRequest(1))
     assert class_of_read(one) is RequestClass.SCAN
     found = requests.FindStreams(tags=(("k", "v"),), page=PageRequest(1))

@@ -81,6 +81,7 @@ _BUDGETED = {
     "ObjectService.GetObjects": "results",
     "ObjectService.DescribeObjects": "objects",
     "ObjectService.DescribeNamedObjects": "objects",
+    "ObjectService.ListStreamObjects": "objects",
     "ObjectService.CommitStreamSetObject": "kv_results",
     "ObjectService.CommitStreamObject": "kv_results",
     "ObjectService.CommitPipeline": "commits uploads",

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY
 from streammeta.controller.rpc.services import routes as routes_module
@@ -185,7 +186,7 @@ LISTS: dict[str, Any] = {
     "StreamService.DescribeStreams": requests.DescribeStreams(include_ranges=True),
     "ObjectService.DescribeObjects": requests.DescribeObjects(page=v.PageRequest(5)),
     "NodeService.GetNodes": requests.GetNodes(),
-    "NodeService.ListStreamSetObjects": requests.ListStreamSetObjects(node_id=0),
+    "NodeService.ListStreamSetObjects": ListStreamSetObjects(node_id=0, include_ranges=True),
     "KVService.GetKVs": requests.GetKVs(
         keys=tuple(requests.KVKey(namespace="n", key=key) for key in "abx")
     ),

@@ -66,6 +66,7 @@ WHO_MAY = {
     "GetNextNodeId": "na",
     "GetNodes": "bcrxa",
     "ListStreamSetObjects": "bcrxa",
+    "ListStreamObjects": "bcrxa",
     "LockNode": "a",
     "UnlockNode": "a",
     "CreateStreams": "ba",

@@ -37,7 +37,9 @@ from streammeta.client.model import ClusterDescription as ClusterDescription
 from streammeta.client.model import NodeDescription as NodeDescription
 from streammeta.client.model import NodeIdentity as NodeIdentity
 from streammeta.client.model import StreamDescription as StreamDescription
+from streammeta.client.model import StreamObject as StreamObject
 from streammeta.client.model import StreamRange as StreamRange
+from streammeta.client.model import StreamSetObject as StreamSetObject
 from streammeta.client.nodes.session import OpenedStream as OpenedStream
 from streammeta.client.nodes.session import Outcomes as Outcomes
 from streammeta.client.reading.metadata_follower import StreamTail as StreamTail

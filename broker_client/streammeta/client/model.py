@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, streams_pb2
+from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 ValueT = TypeVar("ValueT")
 
@@ -123,6 +123,46 @@ class StreamDescription:
     lost: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamObject:
+    """A committed object with one stream, whose data in it is `[start_offset, end_offset)`.
+
+    `kind` is stream or composite. Times are milliseconds since 1970. Unknown facts are None.
+    """
+
+    object_id: int
+    kind: str
+    start_offset: int
+    end_offset: int
+    object_size: int
+    attributes: int
+    committed_at_ms: int
+    min_timestamp_ms: int | None
+    max_timestamp_ms: int | None
+    crc32c: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSetObject:
+    """A committed object of a node with many streams. Times and facts are as in `StreamObject`.
+
+    `order_id` is its position among the node's objects, `data_time_ms` the commit time of its
+    oldest data. `ranges` are (stream id, start offset, end offset), empty unless requested.
+    """
+
+    object_id: int
+    order_id: int
+    object_size: int
+    attributes: int
+    committed_at_ms: int
+    data_time_ms: int
+    range_count: int
+    ranges: tuple[tuple[int, int, int], ...]
+    min_timestamp_ms: int | None
+    max_timestamp_ms: int | None
+    crc32c: int | None
+
+
 def node_message(node: NodeIdentity) -> common_pb2.NodeIdentity:
     """Return the protobuf message of `node`."""
     return common_pb2.NodeIdentity(node_id=node.node_id, node_epoch=node.node_epoch)
@@ -169,7 +209,20 @@ def stream_description(stream: streams_pb2.StreamDescription) -> StreamDescripti
     )
 
 
-def _translate(kind: type[ValueT], message: Message, **others: Any) -> ValueT:
+def stream_object(object_: objects_pb2.StreamObject) -> StreamObject:
+    """Translate a row of an answer."""
+    kind = common_pb2.ObjectKind.Name(object_.kind).removeprefix("OBJECT_KIND_").lower()
+    return _translate(StreamObject, object_, kind=kind)
+
+
+def stream_set_object(object_: nodes_pb2.StreamSetObject) -> StreamSetObject:
+    """Translate a row of an answer."""
+    held = object_.ranges
+    ranges = zip(held.stream_id, held.start_offset, held.end_offset, strict=True)
+    return _translate(StreamSetObject, object_, ranges=tuple(ranges))
+
+
+def _translate(kind: type[ValueT], message: Message, /, **others: Any) -> ValueT:
     """Build a `kind` from the fields of `message` with the same names, None if absent."""
     # Fields are matched by name, so a new field needs no code here.
     names = kind.__dataclass_fields__.keys() - others.keys()  # type: ignore[attr-defined]

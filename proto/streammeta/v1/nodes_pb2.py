@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from streammeta.v1 import common_pb2 as streammeta_dot_v1_dot_common__pb2
+from streammeta.v1 import objects_pb2 as streammeta_dot_v1_dot_objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19streammeta/v1/nodes.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\"\x8a\x01\n\x13RegisterNodeRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x12\n\nwal_config\x18\x02 \x01(\t\x12 \n\x04tags\x18\x03 \x03(\x0b\x32\x12.streammeta.v1.Tag\x12\x12\n\nprocess_id\x18\x04 \x01(\t\"?\n\x14RegisterNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"V\n\x15UnregisterNodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\"A\n\x16UnregisterNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"q\n\x0fGetNodesRequest\x12\x10\n\x08node_ids\x18\x01 \x03(\x05\x12\"\n\x1ainclude_stream_set_objects\x18\x02 \x01(\x08\x12(\n\x04page\x18\x03 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\"Z\n\x10GetNodesResponse\x12-\n\x05nodes\x18\x01 \x03(\x0b\x32\x1e.streammeta.v1.NodeDescription\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xcd\x03\n\x0fNodeDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.streammeta.v1.NodeState\x12\x10\n\x08\x66\x61ilover\x18\x04 \x01(\x08\x12\x12\n\nwal_config\x18\x05 \x01(\t\x12 \n\x04tags\x18\x06 \x03(\x0b\x32\x12.streammeta.v1.Tag\x12\x1b\n\x13has_opening_streams\x18\x07 \x01(\x08\x12\x1f\n\x17stream_set_object_count\x18\x08 \x01(\x03\x12:\n\x12stream_set_objects\x18\t \x03(\x0b\x32\x1e.streammeta.v1.StreamSetObject\x12\x0e\n\x06locked\x18\n \x01(\x08\x12\x1c\n\x14pending_upload_count\x18\x0b \x01(\x03\x12\x19\n\x0crecovered_by\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08\x64\x65parted\x18\r \x01(\x08\x12\x12\n\nsupervised\x18\x0e \x01(\x08\x12\x19\n\x0c\x63ompacted_by\x18\x0f \x01(\x05H\x01\x88\x01\x01\x42\x0f\n\r_recovered_byB\x0f\n\r_compacted_by\"\xfe\x01\n\x0fStreamSetObject\x12\x11\n\tobject_id\x18\x01 \x01(\x03\x12\x10\n\x08order_id\x18\x02 \x01(\x03\x12\x14\n\x0c\x64\x61ta_time_ms\x18\x03 \x01(\x03\x12\x13\n\x0bobject_size\x18\x04 \x01(\x03\x12\x13\n\x0brange_count\x18\x05 \x01(\x05\x12\x1d\n\x10min_timestamp_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x08 \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"i\n\x1bListStreamSetObjectsRequest\x12\x14\n\x07node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12(\n\x04page\x18\x02 \x01(\x0b\x32\x1a.streammeta.v1.PageRequestB\n\n\x08_node_id\"\xa0\x01\n\x1cListStreamSetObjectsResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12/\n\x07objects\x18\x02 \x03(\x0b\x32\x1e.streammeta.v1.StreamSetObject\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\x12\r\n\x05total\x18\x04 \x01(\x03\"*\n\x14GetNextNodeIdRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"(\n\x15GetNextNodeIdResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\"G\n\x0fLockNodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\n\n\x08_node_id\";\n\x10LockNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"I\n\x11UnlockNodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\n\n\x08_node_id\"=\n\x12UnlockNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"\x81\x01\n\x10HeartbeatRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x16\n\x0ewants_shutdown\x18\x02 \x01(\x08\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x03\x12\x0e\n\x06\x63loses\x18\x04 \x01(\x08\"C\n\x08Recovery\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\x12\n\nwal_config\x18\x03 \x01(\t\"\xcd\x01\n\x11HeartbeatResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0cmay_shutdown\x18\x02 \x01(\x08\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x03\x12+\n\nrecoveries\x18\x04 \x03(\x0b\x32\x17.streammeta.v1.Recovery\x12\x30\n\x0b\x63ompactions\x18\x05 \x03(\x0b\x32\x1b.streammeta.v1.NodeIdentity*\x91\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11NODE_STATE_ACTIVE\x10\x01\x12\x15\n\x11NODE_STATE_FENCED\x10\x02\x12\"\n\x1eNODE_STATE_CONTROLLED_SHUTDOWN\x10\x03\x12\x16\n\x12NODE_STATE_UNKNOWN\x10\x04\x32\xcf\x05\n\x0bNodeService\x12W\n\x0cRegisterNode\x12\".streammeta.v1.RegisterNodeRequest\x1a#.streammeta.v1.RegisterNodeResponse\x12]\n\x0eUnregisterNode\x12$.streammeta.v1.UnregisterNodeRequest\x1a%.streammeta.v1.UnregisterNodeResponse\x12K\n\x08GetNodes\x12\x1e.streammeta.v1.GetNodesRequest\x1a\x1f.streammeta.v1.GetNodesResponse\x12o\n\x14ListStreamSetObjects\x12*.streammeta.v1.ListStreamSetObjectsRequest\x1a+.streammeta.v1.ListStreamSetObjectsResponse\x12Z\n\rGetNextNodeId\x12#.streammeta.v1.GetNextNodeIdRequest\x1a$.streammeta.v1.GetNextNodeIdResponse\x12K\n\x08LockNode\x12\x1e.streammeta.v1.LockNodeRequest\x1a\x1f.streammeta.v1.LockNodeResponse\x12Q\n\nUnlockNode\x12 .streammeta.v1.UnlockNodeRequest\x1a!.streammeta.v1.UnlockNodeResponse\x12N\n\tHeartbeat\x12\x1f.streammeta.v1.HeartbeatRequest\x1a .streammeta.v1.HeartbeatResponseBB\n\x10io.streammeta.v1B\nNodesProtoP\x01Z streammeta.io/go/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19streammeta/v1/nodes.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\x1a\x1bstreammeta/v1/objects.proto\"\x8a\x01\n\x13RegisterNodeRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x12\n\nwal_config\x18\x02 \x01(\t\x12 \n\x04tags\x18\x03 \x03(\x0b\x32\x12.streammeta.v1.Tag\x12\x12\n\nprocess_id\x18\x04 \x01(\t\"?\n\x14RegisterNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"V\n\x15UnregisterNodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\"A\n\x16UnregisterNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"q\n\x0fGetNodesRequest\x12\x10\n\x08node_ids\x18\x01 \x03(\x05\x12\"\n\x1ainclude_stream_set_objects\x18\x02 \x01(\x08\x12(\n\x04page\x18\x03 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\"Z\n\x10GetNodesResponse\x12-\n\x05nodes\x18\x01 \x03(\x0b\x32\x1e.streammeta.v1.NodeDescription\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xcd\x03\n\x0fNodeDescription\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.streammeta.v1.NodeState\x12\x10\n\x08\x66\x61ilover\x18\x04 \x01(\x08\x12\x12\n\nwal_config\x18\x05 \x01(\t\x12 \n\x04tags\x18\x06 \x03(\x0b\x32\x12.streammeta.v1.Tag\x12\x1b\n\x13has_opening_streams\x18\x07 \x01(\x08\x12\x1f\n\x17stream_set_object_count\x18\x08 \x01(\x03\x12:\n\x12stream_set_objects\x18\t \x03(\x0b\x32\x1e.streammeta.v1.StreamSetObject\x12\x0e\n\x06locked\x18\n \x01(\x08\x12\x1c\n\x14pending_upload_count\x18\x0b \x01(\x03\x12\x19\n\x0crecovered_by\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08\x64\x65parted\x18\r \x01(\x08\x12\x12\n\nsupervised\x18\x0e \x01(\x08\x12\x19\n\x0c\x63ompacted_by\x18\x0f \x01(\x05H\x01\x88\x01\x01\x42\x0f\n\r_recovered_byB\x0f\n\r_compacted_by\"\xd8\x02\n\x0fStreamSetObject\x12\x11\n\tobject_id\x18\x01 \x01(\x03\x12\x10\n\x08order_id\x18\x02 \x01(\x03\x12\x14\n\x0c\x64\x61ta_time_ms\x18\x03 \x01(\x03\x12\x13\n\x0bobject_size\x18\x04 \x01(\x03\x12\x13\n\x0brange_count\x18\x05 \x01(\x05\x12\x1d\n\x10min_timestamp_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x12\n\nattributes\x18\t \x01(\x05\x12\x17\n\x0f\x63ommitted_at_ms\x18\n \x01(\x03\x12+\n\x06ranges\x18\x0b \x01(\x0b\x32\x1b.streammeta.v1.RangeColumnsB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\x81\x01\n\x1bListStreamSetObjectsRequest\x12\x14\n\x07node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12(\n\x04page\x18\x02 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\x12\x16\n\x0einclude_ranges\x18\x03 \x01(\x08\x42\n\n\x08_node_id\"\xa0\x01\n\x1cListStreamSetObjectsResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12/\n\x07objects\x18\x02 \x03(\x0b\x32\x1e.streammeta.v1.StreamSetObject\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\x12\r\n\x05total\x18\x04 \x01(\x03\"*\n\x14GetNextNodeIdRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"(\n\x15GetNextNodeIdResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\"G\n\x0fLockNodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\n\n\x08_node_id\";\n\x10LockNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"I\n\x11UnlockNodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x07node_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\n\n\x08_node_id\"=\n\x12UnlockNodeResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"\x81\x01\n\x10HeartbeatRequest\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x16\n\x0ewants_shutdown\x18\x02 \x01(\x08\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x03\x12\x0e\n\x06\x63loses\x18\x04 \x01(\x08\"C\n\x08Recovery\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\x12\n\nwal_config\x18\x03 \x01(\t\"\xcd\x01\n\x11HeartbeatResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0cmay_shutdown\x18\x02 \x01(\x08\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x03\x12+\n\nrecoveries\x18\x04 \x03(\x0b\x32\x17.streammeta.v1.Recovery\x12\x30\n\x0b\x63ompactions\x18\x05 \x03(\x0b\x32\x1b.streammeta.v1.NodeIdentity*\x91\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11NODE_STATE_ACTIVE\x10\x01\x12\x15\n\x11NODE_STATE_FENCED\x10\x02\x12\"\n\x1eNODE_STATE_CONTROLLED_SHUTDOWN\x10\x03\x12\x16\n\x12NODE_STATE_UNKNOWN\x10\x04\x32\xcf\x05\n\x0bNodeService\x12W\n\x0cRegisterNode\x12\".streammeta.v1.RegisterNodeRequest\x1a#.streammeta.v1.RegisterNodeResponse\x12]\n\x0eUnregisterNode\x12$.streammeta.v1.UnregisterNodeRequest\x1a%.streammeta.v1.UnregisterNodeResponse\x12K\n\x08GetNodes\x12\x1e.streammeta.v1.GetNodesRequest\x1a\x1f.streammeta.v1.GetNodesResponse\x12o\n\x14ListStreamSetObjects\x12*.streammeta.v1.ListStreamSetObjectsRequest\x1a+.streammeta.v1.ListStreamSetObjectsResponse\x12Z\n\rGetNextNodeId\x12#.streammeta.v1.GetNextNodeIdRequest\x1a$.streammeta.v1.GetNextNodeIdResponse\x12K\n\x08LockNode\x12\x1e.streammeta.v1.LockNodeRequest\x1a\x1f.streammeta.v1.LockNodeResponse\x12Q\n\nUnlockNode\x12 .streammeta.v1.UnlockNodeRequest\x1a!.streammeta.v1.UnlockNodeResponse\x12N\n\tHeartbeat\x12\x1f.streammeta.v1.HeartbeatRequest\x1a .streammeta.v1.HeartbeatResponseBB\n\x10io.streammeta.v1B\nNodesProtoP\x01Z streammeta.io/go/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,46 +34,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'streammeta.v1.nodes_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.streammeta.v1B\nNodesProtoP\001Z streammeta.io/go/v1;streammetav1'
-  _globals['_NODESTATE']._serialized_start=2399
-  _globals['_NODESTATE']._serialized_end=2544
-  _globals['_REGISTERNODEREQUEST']._serialized_start=73
-  _globals['_REGISTERNODEREQUEST']._serialized_end=211
-  _globals['_REGISTERNODERESPONSE']._serialized_start=213
-  _globals['_REGISTERNODERESPONSE']._serialized_end=276
-  _globals['_UNREGISTERNODEREQUEST']._serialized_start=278
-  _globals['_UNREGISTERNODEREQUEST']._serialized_end=364
-  _globals['_UNREGISTERNODERESPONSE']._serialized_start=366
-  _globals['_UNREGISTERNODERESPONSE']._serialized_end=431
-  _globals['_GETNODESREQUEST']._serialized_start=433
-  _globals['_GETNODESREQUEST']._serialized_end=546
-  _globals['_GETNODESRESPONSE']._serialized_start=548
-  _globals['_GETNODESRESPONSE']._serialized_end=638
-  _globals['_NODEDESCRIPTION']._serialized_start=641
-  _globals['_NODEDESCRIPTION']._serialized_end=1102
-  _globals['_STREAMSETOBJECT']._serialized_start=1105
-  _globals['_STREAMSETOBJECT']._serialized_end=1359
-  _globals['_LISTSTREAMSETOBJECTSREQUEST']._serialized_start=1361
-  _globals['_LISTSTREAMSETOBJECTSREQUEST']._serialized_end=1466
-  _globals['_LISTSTREAMSETOBJECTSRESPONSE']._serialized_start=1469
-  _globals['_LISTSTREAMSETOBJECTSRESPONSE']._serialized_end=1629
-  _globals['_GETNEXTNODEIDREQUEST']._serialized_start=1631
-  _globals['_GETNEXTNODEIDREQUEST']._serialized_end=1673
-  _globals['_GETNEXTNODEIDRESPONSE']._serialized_start=1675
-  _globals['_GETNEXTNODEIDRESPONSE']._serialized_end=1715
-  _globals['_LOCKNODEREQUEST']._serialized_start=1717
-  _globals['_LOCKNODEREQUEST']._serialized_end=1788
-  _globals['_LOCKNODERESPONSE']._serialized_start=1790
-  _globals['_LOCKNODERESPONSE']._serialized_end=1849
-  _globals['_UNLOCKNODEREQUEST']._serialized_start=1851
-  _globals['_UNLOCKNODEREQUEST']._serialized_end=1924
-  _globals['_UNLOCKNODERESPONSE']._serialized_start=1926
-  _globals['_UNLOCKNODERESPONSE']._serialized_end=1987
-  _globals['_HEARTBEATREQUEST']._serialized_start=1990
-  _globals['_HEARTBEATREQUEST']._serialized_end=2119
-  _globals['_RECOVERY']._serialized_start=2121
-  _globals['_RECOVERY']._serialized_end=2188
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2191
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2396
-  _globals['_NODESERVICE']._serialized_start=2547
-  _globals['_NODESERVICE']._serialized_end=3266
+  _globals['_NODESTATE']._serialized_start=2543
+  _globals['_NODESTATE']._serialized_end=2688
+  _globals['_REGISTERNODEREQUEST']._serialized_start=102
+  _globals['_REGISTERNODEREQUEST']._serialized_end=240
+  _globals['_REGISTERNODERESPONSE']._serialized_start=242
+  _globals['_REGISTERNODERESPONSE']._serialized_end=305
+  _globals['_UNREGISTERNODEREQUEST']._serialized_start=307
+  _globals['_UNREGISTERNODEREQUEST']._serialized_end=393
+  _globals['_UNREGISTERNODERESPONSE']._serialized_start=395
+  _globals['_UNREGISTERNODERESPONSE']._serialized_end=460
+  _globals['_GETNODESREQUEST']._serialized_start=462
+  _globals['_GETNODESREQUEST']._serialized_end=575
+  _globals['_GETNODESRESPONSE']._serialized_start=577
+  _globals['_GETNODESRESPONSE']._serialized_end=667
+  _globals['_NODEDESCRIPTION']._serialized_start=670
+  _globals['_NODEDESCRIPTION']._serialized_end=1131
+  _globals['_STREAMSETOBJECT']._serialized_start=1134
+  _globals['_STREAMSETOBJECT']._serialized_end=1478
+  _globals['_LISTSTREAMSETOBJECTSREQUEST']._serialized_start=1481
+  _globals['_LISTSTREAMSETOBJECTSREQUEST']._serialized_end=1610
+  _globals['_LISTSTREAMSETOBJECTSRESPONSE']._serialized_start=1613
+  _globals['_LISTSTREAMSETOBJECTSRESPONSE']._serialized_end=1773
+  _globals['_GETNEXTNODEIDREQUEST']._serialized_start=1775
+  _globals['_GETNEXTNODEIDREQUEST']._serialized_end=1817
+  _globals['_GETNEXTNODEIDRESPONSE']._serialized_start=1819
+  _globals['_GETNEXTNODEIDRESPONSE']._serialized_end=1859
+  _globals['_LOCKNODEREQUEST']._serialized_start=1861
+  _globals['_LOCKNODEREQUEST']._serialized_end=1932
+  _globals['_LOCKNODERESPONSE']._serialized_start=1934
+  _globals['_LOCKNODERESPONSE']._serialized_end=1993
+  _globals['_UNLOCKNODEREQUEST']._serialized_start=1995
+  _globals['_UNLOCKNODEREQUEST']._serialized_end=2068
+  _globals['_UNLOCKNODERESPONSE']._serialized_start=2070
+  _globals['_UNLOCKNODERESPONSE']._serialized_end=2131
+  _globals['_HEARTBEATREQUEST']._serialized_start=2134
+  _globals['_HEARTBEATREQUEST']._serialized_end=2263
+  _globals['_RECOVERY']._serialized_start=2265
+  _globals['_RECOVERY']._serialized_end=2332
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2335
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2540
+  _globals['_NODESERVICE']._serialized_start=2691
+  _globals['_NODESERVICE']._serialized_end=3410
 # @@protoc_insertion_point(module_scope)

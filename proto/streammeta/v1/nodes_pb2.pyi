@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from streammeta.v1 import common_pb2 as _common_pb2
+from streammeta.v1 import objects_pb2 as _objects_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -312,6 +313,9 @@ class StreamSetObject(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """the object"""
     order_id: _builtins.int
@@ -328,6 +332,14 @@ class StreamSetObject(_message.Message):
     """no record in it is newer; absent: unknown"""
     crc32c: _builtins.int
     """CRC-32C of all its bytes; absent: unknown"""
+    attributes: _builtins.int
+    """object attributes word"""
+    committed_at_ms: _builtins.int
+    """leader's clock at its commit; 0 from a controller of an older version"""
+    @_builtins.property
+    def ranges(self) -> _objects_pb2.RangeColumns:
+        """only with ListStreamSetObjectsRequest.include_ranges; epochs empty"""
+
     def __init__(
         self,
         *,
@@ -339,10 +351,13 @@ class StreamSetObject(_message.Message):
         min_timestamp_ms: _builtins.int | None = ...,
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
+        attributes: _builtins.int = ...,
+        committed_at_ms: _builtins.int = ...,
+        ranges: _objects_pb2.RangeColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -365,8 +380,11 @@ class ListStreamSetObjectsRequest(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    INCLUDE_RANGES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """whose"""
+    include_ranges: _builtins.bool
+    """fill StreamSetObject.ranges"""
     @_builtins.property
     def page(self) -> _common_pb2.PageRequest:
         """pages are in object id order"""
@@ -376,10 +394,11 @@ class ListStreamSetObjectsRequest(_message.Message):
         *,
         node_id: _builtins.int | None = ...,
         page: _common_pb2.PageRequest | None = ...,
+        include_ranges: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id", "page", b"page"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id", "page", b"page"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "include_ranges", b"include_ranges", "node_id", b"node_id", "page", b"page"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
     _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015

@@ -1140,6 +1140,146 @@ class ObjectDescription(_message.Message):
 Global___ObjectDescription: _TypeAlias = ObjectDescription  # noqa: Y015
 
 @_typing.final
+class ListStreamObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    """which stream"""
+    start_offset: _builtins.int
+    """only objects that end above it, which may be below the stream's start"""
+    end_offset: _builtins.int
+    """only objects that begin below it; absent: all"""
+    @_builtins.property
+    def page(self) -> _common_pb2.PageRequest:
+        """pages are in the order of the objects"""
+
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int | None = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int | None = ...,
+        page: _common_pb2.PageRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "page", b"page", "stream_id", b"stream_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "page", b"page", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
+
+Global___ListStreamObjectsRequest: _TypeAlias = ListStreamObjectsRequest  # noqa: Y015
+
+@_typing.final
+class ListStreamObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    error: _common_pb2.ErrorCode.ValueType
+    """STREAM_NOT_EXIST if unknown"""
+    next_page_token: _builtins.str
+    """empty on the last page"""
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamObject]:
+        """by end offset"""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.ErrorCode.ValueType = ...,
+        objects: _abc.Iterable[Global___StreamObject] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "next_page_token", b"next_page_token", "objects", b"objects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStreamObjectsResponse: _TypeAlias = ListStreamObjectsResponse  # noqa: Y015
+
+@_typing.final
+class StreamObject(_message.Message):
+    """A committed stream object or composite, and its only range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    OBJECT_SIZE_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    object_id: _builtins.int
+    """see object key rules in docs/format.md"""
+    kind: _common_pb2.ObjectKind.ValueType
+    """STREAM or COMPOSITE"""
+    start_offset: _builtins.int
+    """first offset in it"""
+    end_offset: _builtins.int
+    """exclusive"""
+    object_size: _builtins.int
+    """bytes"""
+    attributes: _builtins.int
+    """object attributes word"""
+    committed_at_ms: _builtins.int
+    """leader's clock at its commit"""
+    min_timestamp_ms: _builtins.int
+    """time bounds as in ObjectSlice; absent: unknown"""
+    max_timestamp_ms: _builtins.int
+    """likewise"""
+    crc32c: _builtins.int
+    """CRC-32C of all bytes of the object; absent: unknown"""
+    def __init__(
+        self,
+        *,
+        object_id: _builtins.int = ...,
+        kind: _common_pb2.ObjectKind.ValueType = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        object_size: _builtins.int = ...,
+        attributes: _builtins.int = ...,
+        committed_at_ms: _builtins.int = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "end_offset", b"end_offset", "kind", b"kind", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+
+Global___StreamObject: _TypeAlias = StreamObject  # noqa: Y015
+
+@_typing.final
 class CheckObjectsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

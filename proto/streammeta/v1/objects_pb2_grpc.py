@@ -64,6 +64,11 @@ class ObjectServiceStub:
                 request_serializer=streammeta_dot_v1_dot_objects__pb2.DescribeObjectsRequest.SerializeToString,
                 response_deserializer=streammeta_dot_v1_dot_objects__pb2.DescribeObjectsResponse.FromString,
                 _registered_method=True)
+        self.ListStreamObjects = channel.unary_unary(
+                '/streammeta.v1.ObjectService/ListStreamObjects',
+                request_serializer=streammeta_dot_v1_dot_objects__pb2.ListStreamObjectsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_objects__pb2.ListStreamObjectsResponse.FromString,
+                _registered_method=True)
         self.CheckObjects = channel.unary_unary(
                 '/streammeta.v1.ObjectService/CheckObjects',
                 request_serializer=streammeta_dot_v1_dot_objects__pb2.CheckObjectsRequest.SerializeToString,
@@ -157,6 +162,18 @@ class ObjectServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListStreamObjects(self, request, context):
+        """Lists the stream objects and composites of one stream that overlap a range of offsets, by end offset, page by
+        page. A page examines a bounded number of objects, so it may be short or empty although others follow.
+        Linearizable.
+        Retry: safe, a read.
+        Errors: STREAM_NOT_EXIST. A controller of an older version answers UNIMPLEMENTED.
+        Roles: broker, compactor, reader, reconciler, admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckObjects(self, request, context):
         """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
         Retry: safe, a read.
@@ -232,6 +249,11 @@ def add_ObjectServiceServicer_to_server(servicer, server):
                     servicer.DescribeObjects,
                     request_deserializer=streammeta_dot_v1_dot_objects__pb2.DescribeObjectsRequest.FromString,
                     response_serializer=streammeta_dot_v1_dot_objects__pb2.DescribeObjectsResponse.SerializeToString,
+            ),
+            'ListStreamObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStreamObjects,
+                    request_deserializer=streammeta_dot_v1_dot_objects__pb2.ListStreamObjectsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_objects__pb2.ListStreamObjectsResponse.SerializeToString,
             ),
             'CheckObjects': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckObjects,
@@ -416,6 +438,33 @@ class ObjectService:
             '/streammeta.v1.ObjectService/DescribeObjects',
             streammeta_dot_v1_dot_objects__pb2.DescribeObjectsRequest.SerializeToString,
             streammeta_dot_v1_dot_objects__pb2.DescribeObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStreamObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.ObjectService/ListStreamObjects',
+            streammeta_dot_v1_dot_objects__pb2.ListStreamObjectsRequest.SerializeToString,
+            streammeta_dot_v1_dot_objects__pb2.ListStreamObjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,14 @@ class ObjectServiceStub:
     Errors: only the common ones.
     Roles: broker, compactor, reader, reconciler, admin.
     """
+    ListStreamObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.ListStreamObjectsRequest, _objects_pb2.ListStreamObjectsResponse]
+    """Lists the stream objects and composites of one stream that overlap a range of offsets, by end offset, page by
+    page. A page examines a bounded number of objects, so it may be short or empty although others follow.
+    Linearizable.
+    Retry: safe, a read.
+    Errors: STREAM_NOT_EXIST. A controller of an older version answers UNIMPLEMENTED.
+    Roles: broker, compactor, reader, reconciler, admin.
+    """
     CheckObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CheckObjectsRequest, _objects_pb2.CheckObjectsResponse]
     """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
     Retry: safe, a read.
@@ -148,6 +156,14 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     """Describes objects by id, or all page by page in id order. Linearizable.
     Retry: safe, a read.
     Errors: only the common ones.
+    Roles: broker, compactor, reader, reconciler, admin.
+    """
+    ListStreamObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.ListStreamObjectsRequest, _objects_pb2.ListStreamObjectsResponse]  # type: ignore[assignment]
+    """Lists the stream objects and composites of one stream that overlap a range of offsets, by end offset, page by
+    page. A page examines a bounded number of objects, so it may be short or empty although others follow.
+    Linearizable.
+    Retry: safe, a read.
+    Errors: STREAM_NOT_EXIST. A controller of an older version answers UNIMPLEMENTED.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     CheckObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.CheckObjectsRequest, _objects_pb2.CheckObjectsResponse]  # type: ignore[assignment]
@@ -256,6 +272,20 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         """Describes objects by id, or all page by page in id order. Linearizable.
         Retry: safe, a read.
         Errors: only the common ones.
+        Roles: broker, compactor, reader, reconciler, admin.
+        """
+
+    @_abc_1.abstractmethod
+    def ListStreamObjects(
+        self,
+        request: _objects_pb2.ListStreamObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_objects_pb2.ListStreamObjectsResponse, _abc.Awaitable[_objects_pb2.ListStreamObjectsResponse]]:
+        """Lists the stream objects and composites of one stream that overlap a range of offsets, by end offset, page by
+        page. A page examines a bounded number of objects, so it may be short or empty although others follow.
+        Linearizable.
+        Retry: safe, a read.
+        Errors: STREAM_NOT_EXIST. A controller of an older version answers UNIMPLEMENTED.
         Roles: broker, compactor, reader, reconciler, admin.
         """
 

@@ -42,7 +42,7 @@ from streammeta.rpc.leader_router import (
     kind_of,
 )
 from streammeta.tls.files import TlsFiles
-from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, streams_pb2
+from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 DEFAULT_DEADLINE_S = 30.0
 DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
@@ -326,6 +326,39 @@ class ControllerClient(ClosedAtExit):
         async for answer in self.pages(methods.FIND_STREAMS, request):
             for description in answer.streams:
                 yield model.stream_description(description)
+
+    async def list_stream_objects(
+        self, stream_id: int, start_offset: int = 0, end_offset: int | None = None
+    ) -> AsyncIterator[model.StreamObject]:
+        """List a stream's objects that overlap a range of offsets, by end offset, page by page.
+
+        Raises `StreamNotFoundError` for an unknown stream, and `UnsupportedError` if the leader is
+        of a version without this listing.
+        """
+        request = objects_pb2.ListStreamObjectsRequest(
+            stream_id=stream_id, start_offset=start_offset, end_offset=end_offset
+        )
+        async for answer in self.pages(methods.LIST_STREAM_OBJECTS, request):
+            if answer.error != common_pb2.ERROR_CODE_NONE:
+                raise errors.rejection(answer.error, f"listing the objects of stream {stream_id}")
+            for object_ in answer.objects:
+                yield model.stream_object(object_)
+
+    async def list_stream_set_objects(
+        self, node_id: int, *, include_ranges: bool = False
+    ) -> AsyncIterator[model.StreamSetObject]:
+        """List a node's stream set objects in id order, page by page.
+
+        Raises `NodeNotRegisteredError` for an unknown node.
+        """
+        request = nodes_pb2.ListStreamSetObjectsRequest(
+            node_id=node_id, include_ranges=include_ranges
+        )
+        async for answer in self.pages(methods.LIST_STREAM_SET_OBJECTS, request):
+            if answer.error != common_pb2.ERROR_CODE_NONE:
+                raise errors.rejection(answer.error, f"listing the objects of node {node_id}")
+            for object_ in answer.objects:
+                yield model.stream_set_object(object_)
 
     async def pages(
         self, method: methods.Method[methods.RequestT, methods.ResponseT], request: methods.RequestT

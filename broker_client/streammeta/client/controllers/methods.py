@@ -83,6 +83,9 @@ GET_NODES = Method(nodes_pb2.GetNodesRequest, nodes_pb2.GetNodesResponse)
 LIST_STREAM_SET_OBJECTS = Method(
     nodes_pb2.ListStreamSetObjectsRequest, nodes_pb2.ListStreamSetObjectsResponse
 )
+LIST_STREAM_OBJECTS = Method(
+    objects_pb2.ListStreamObjectsRequest, objects_pb2.ListStreamObjectsResponse
+)
 PUT_KVS = Method(kv_pb2.PutKVsRequest, kv_pb2.PutKVsResponse)
 GET_KVS = Method(kv_pb2.GetKVsRequest, kv_pb2.GetKVsResponse)
 DELETE_KVS = Method(kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError, NewerLogError
-from streammeta.controller.metadata.api import answers, requests
+from streammeta.controller.metadata.api import answers, object_listings, requests
 from streammeta.controller.metadata.api.validation import validate
 from streammeta.controller.metadata.decisions import maintenance
 from streammeta.controller.metadata.decisions.adoption import Adoption
@@ -504,7 +504,8 @@ class ClusterMetadata:
             requests.DescribeObjects: self._reads.describe_objects,
             requests.CheckObjects: self._reads.check_objects,
             requests.GetNodes: self._reads.get_nodes,
-            requests.ListStreamSetObjects: self._reads.list_stream_set_objects,
+            object_listings.ListStreamSetObjects: self._reads.list_stream_set_objects,
+            object_listings.ListStreamObjects: self._reads.list_stream_objects,
             requests.GetKVs: self._kvs.get,
             requests.ListKVs: self._kvs.list,
             requests.DescribeNamedObjects: self._named.describe,

@@ -12,9 +12,10 @@ from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata.api import answer_budget as budget
 from streammeta.controller.metadata.api import answers, requests
+from streammeta.controller.metadata.api import object_listings as listings
 from streammeta.controller.metadata.decisions.maintenance import BucketClaim
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
-from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.object_descriptions import ObjectDescriptions
 from streammeta.controller.metadata.registries.stream_heads import Head
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
@@ -39,7 +40,7 @@ class Reads:
     """Reads over all registries."""
 
     _streams: Streams
-    _objects: ObjectQueries
+    _objects: ObjectDescriptions
     _nodes: Nodes
     _bucket_claim: BucketClaim
 
@@ -215,7 +216,7 @@ class Reads:
             supervised=node.supervised,
         )
 
-    def _set_objects(self, node_id: int) -> tuple[answers.StreamSetObject, ...]:
+    def _set_objects(self, node_id: int) -> tuple[listings.StreamSetObject, ...]:
         """Return all stream set objects of a node, in its order."""
         ids = self._objects.stream_set_objects_of(
             node_id, -1, self._nodes.stream_set_object_count(node_id)
@@ -223,20 +224,37 @@ class Reads:
         return self._objects.describe_stream_set_objects(ids, by_order=True)
 
     def list_stream_set_objects(
-        self, request: requests.ListStreamSetObjects
+        self, request: listings.ListStreamSetObjects
     ) -> answers.ListStreamSetObjectsAnswer:
         """Return one page of a node's stream set objects."""
         node_id, size = request.node_id, page_size(request.page)
         if self._nodes.get(node_id) is None:
             return answers.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
-        # A full page of the largest descriptions must fit into one answer.
-        size = min(size, budget.ANSWER_BYTES // budget.STREAM_SET_OBJECT_BYTES)
+
         ids = self._objects.stream_set_objects_of(node_id, first_id(request.page) - 1, size + 1)
+        counts = self._objects.range_counts(self._objects.rows(ids))
+        size = min(size, budget.set_objects_that_fit(counts * request.include_ranges))
         return answers.ListStreamSetObjectsAnswer(
             error=ErrorCode.NONE,
-            objects=self._objects.describe_stream_set_objects(ids[:size]),
+            objects=self._objects.describe_stream_set_objects(
+                ids[:size], with_ranges=request.include_ranges
+            ),
             next_page_token=token_of(int(ids[size]) if len(ids) > size else -1),
             total=self._nodes.stream_set_object_count(node_id),
+        )
+
+    def list_stream_objects(
+        self, request: listings.ListStreamObjects
+    ) -> answers.ListStreamObjectsAnswer:
+        """Return one page of a stream's stream objects and composites."""
+        if not self._streams.exists(request.stream_id):
+            return answers.ListStreamObjectsAnswer(error=ErrorCode.STREAM_NOT_EXIST)
+        # A full page must fit into one answer.
+        most = budget.ANSWER_BYTES // budget.STREAM_SET_OBJECT_BYTES
+        size = min(page_size(request.page), most)
+        objects, token = self._objects.page_of_stream_objects(request, size)
+        return answers.ListStreamObjectsAnswer(
+            error=ErrorCode.NONE, objects=objects, next_page_token=token
         )
 
     # ---- streams ----

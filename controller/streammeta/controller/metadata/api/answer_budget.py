@@ -32,7 +32,7 @@ RANGE_BYTES = 48
 """Size of a range of a stream."""
 
 STREAM_SET_OBJECT_BYTES = 256
-"""Size of a listed stream set object."""
+"""Size of a listed stream set object, or stream object, without its ranges."""
 
 # Bytes per item. The large ones stand for time: describing a stream or an object takes about as
 # long as sending this number of bytes.
@@ -158,8 +158,16 @@ def object_list_bytes(result: answers.ObjectList) -> int:
 
 def lists_that_fit(slices: Int64Column) -> int:
     """Return how many answers to queries fit, at least one, given their numbers of slices."""
-    sizes = np.cumsum(_QUERY_BYTES + _SLICE_BYTES * slices)
-    return max(1, int(sizes.searchsorted(ANSWER_BYTES, side="right")))
+    return _items_that_fit(_QUERY_BYTES + _SLICE_BYTES * slices)
+
+
+def set_objects_that_fit(ranges: Int64Column) -> int:
+    """Return how many listed stream set objects fit, given their numbers of included ranges."""
+    return _items_that_fit(STREAM_SET_OBJECT_BYTES + _OBJECT_RANGE_BYTES * ranges)
+
+
+def _items_that_fit(sizes: Int64Column) -> int:
+    return max(1, int(np.cumsum(sizes).searchsorted(ANSWER_BYTES, side="right")))
 
 
 def entry_bytes(entry: answers.KVEntry) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.api.object_listings import StreamObject, StreamSetObject
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
     Int64Column,
@@ -509,20 +510,6 @@ class AssignRecoveriesAnswer(Answer):
     assigned: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSetObject:
-    """A stream set object of a node. Unknown facts (times, checksum) are -1."""
-
-    object_id: int
-    order_id: int
-    data_time_ms: int
-    object_size: int
-    range_count: int
-    min_timestamp_ms: int = -1
-    max_timestamp_ms: int = -1
-    crc32c: int = -1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescription:
     """A node, without its session, which is not part of the metadata."""
@@ -558,6 +545,15 @@ class ListStreamSetObjectsAnswer(Answer):
     objects: tuple[StreamSetObject, ...] = ()
     next_page_token: str = ""
     total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamObjectsAnswer(Answer):
+    """One page, by end offset and object id. It may be short or empty although others follow."""
+
+    error: ErrorCode
+    objects: tuple[StreamObject, ...] = ()
+    next_page_token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

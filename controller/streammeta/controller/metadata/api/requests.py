@@ -551,14 +551,6 @@ class GetNodes(ReadRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListStreamSetObjects(ReadRequest):
-    """Read one node's committed stream set objects page by page, in object id order."""
-
-    node_id: int
-    page: PageRequest = field(default_factory=PageRequest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PutKVs(WriteRequest):
     """Put values, each with its own condition."""
 

@@ -27,6 +27,7 @@ from streammeta.controller.metadata.api.commit_validation import (
     too_many,
 )
 from streammeta.controller.metadata.api.named_answers import OWN_NAMESPACES
+from streammeta.controller.metadata.api.object_listings import ListStreamObjects
 from streammeta.controller.metadata.tables.object_facts import CRC32C_MAX
 from streammeta.controller.metadata.tables.values import (
     INT32_MAX,
@@ -123,14 +124,19 @@ def _check_id_page(_: str, page: PageRequest | None) -> None:
     if page is None:
         return
     _check_page(page)
-    token = page.page_token
-    if not token:
-        return
+    if page.page_token and not _is_id(page.page_token):
+        raise _not_a_token(page.page_token)
+
+
+def _is_id(text: str) -> bool:
     # Check the length first: `int` rejects very long texts with an error of its own kind.
-    is_number = len(token) <= _ID_DIGITS_MAX and token.isascii() and token.isdecimal()
-    if not is_number or int(token) > INT64_MAX:
-        got = repr(token if len(token) <= _ID_DIGITS_MAX else f"{token[:_ID_DIGITS_MAX]}...")
-        raise fail("page.page_token", got, "empty or a next_page_token")
+    is_number = len(text) <= _ID_DIGITS_MAX and text.isascii() and text.isdecimal()
+    return is_number and int(text) <= INT64_MAX
+
+
+def _not_a_token(token: str) -> InvalidRequestError:
+    got = repr(token if len(token) <= _ID_DIGITS_MAX else f"{token[:_ID_DIGITS_MAX]}...")
+    return fail("page.page_token", got, "empty or a next_page_token")
 
 
 def _check_create_streams(request: requests.CreateStreams) -> None:
@@ -381,6 +387,19 @@ def _check_get_objects(request: requests.GetObjects) -> None:
             raise fail(f"{field}.end_offset", query.end_offset, "-1 or >= start_offset")
 
 
+def _check_list_stream_objects(request: ListStreamObjects) -> None:
+    check_between("stream_id", request.stream_id, 0, INT64_MAX)
+    check_between("start_offset", request.start_offset, 0, INT64_MAX)
+    if request.end_offset != NONE_ID and request.end_offset < request.start_offset:
+        raise fail("end_offset", request.end_offset, ">= start_offset")
+
+    _check_page(request.page)
+    token = request.page.page_token
+    parts = token.split("-")
+    if token and not (len(parts) == 2 and all(map(_is_id, parts))):
+        raise _not_a_token(token)
+
+
 def _are_sound(asked: requests.ObjectQueryColumns) -> bool:
     """Return whether all queries are well-formed, checked by vector operations."""
     starts, ends = asked.start_offset, asked.end_offset
@@ -452,4 +471,5 @@ _CHECKS: dict[type, Callable[..., None]] = {
     requests.DeleteNamedObjects: _check_delete_named,
     requests.DescribeNamedObjects: _check_describe_named,
     requests.ListKVs: _check_list_kvs,
+    ListStreamObjects: _check_list_stream_objects,
 }

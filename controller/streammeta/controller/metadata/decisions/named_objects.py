@@ -28,7 +28,7 @@ from streammeta.controller.metadata.decisions.commit_rules import REJECTED, Repe
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.kv import KVs
 from streammeta.controller.metadata.registries.nodes import Nodes
-from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.object_descriptions import ObjectDescriptions
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Tags, column, page_size
 from streammeta.controller.records import record as rec
@@ -94,7 +94,7 @@ class NamedObjects:
 
     _nodes: Nodes
     _streams: Streams
-    _objects: ObjectQueries
+    _objects: ObjectDescriptions
     _kvs: KVs
     _repeats: Repeats
     _level: FeatureLevel

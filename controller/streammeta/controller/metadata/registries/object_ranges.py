@@ -236,6 +236,31 @@ class ObjectRanges:
         """Return a stream's rows, by end offset."""
         return self._index.rows(stream_id).astype(np.int64)
 
+    def rows_between(
+        self, stream_id: int, first: tuple[int, int], end: int, most: int
+    ) -> tuple[Int64Column, int]:
+        """Return at most `most` rows of a stream in list order, and the next row, or -1.
+
+        They begin at the first row whose place is at least `first`. They end
+        before `end`, unless it is -1.
+        """
+        ends, rows = self._table["end_offset"], self._index.rows(stream_id)
+        low = bisect.bisect_left(rows, first, key=self.place_of)
+        high = len(rows)
+        if end != NONE_ID:
+            # The first row that reaches the end is the last one that may begin before it.
+            high = min(high, 1 + bisect.bisect_left(rows, end, lo=low, key=ends.item))
+
+        examined = rows[low : min(high, low + most)].astype(np.int64)
+        following = int(rows[low + most]) if high - low > most else -1
+        if end != NONE_ID:
+            examined = examined[self._table["start_offset"][examined] < end]
+        return examined, following
+
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Return a row's place in its stream's list: its end offset and its object id."""
+        return self._table["end_offset"].item(row), self._table["object_id"].item(row)
+
     def rows_from(
         self, stream_id: int, start: int, end: int, limit: int
     ) -> tuple[Int64Column, Int64Column, Int64Column]:

@@ -18,8 +18,9 @@ from streammeta.controller.metadata.api.request_identity import (
     RequestKind,
 )
 from streammeta.controller.metadata.api.requests import PrepareObjects
+from streammeta.controller.metadata.registries.object_descriptions import ObjectDescriptions
 from streammeta.controller.metadata.registries.object_indexes import exact_sum
-from streammeta.controller.metadata.registries.object_queries import UNUSED, ObjectQueries
+from streammeta.controller.metadata.registries.object_queries import UNUSED
 from streammeta.controller.metadata.tables import section_checks
 from streammeta.controller.metadata.tables.object_facts import Facts
 from streammeta.controller.metadata.tables.stream_index import range_rows
@@ -62,7 +63,7 @@ _UNCOMMITTED_CELLS = {
 _DESTROYED_CELLS = ("state", "timestamp_ms", "attributes", "first_range", "range_count")
 
 
-class Objects(ObjectQueries):
+class Objects(ObjectDescriptions):
     """The stored objects, with all methods that write them."""
 
     # ---- deciding ----

@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.broker_sessions import Heard, NodeState
-from streammeta.controller.metadata.api import answers, named_answers, requests
+from streammeta.controller.metadata.api import answers, named_answers, object_listings, requests
 from streammeta.controller.metadata.tables.values import Int64Column, ObjectState, Tags, column
 from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.codec import wire_columns
@@ -65,7 +65,11 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "RegisterNode": (requests.RegisterNode, answers.ErrorAnswer),
     "UnregisterNode": (requests.UnregisterNode, answers.ErrorAnswer),
     "GetNodes": (requests.GetNodes, answers.GetNodesAnswer),
-    "ListStreamSetObjects": (requests.ListStreamSetObjects, answers.ListStreamSetObjectsAnswer),
+    "ListStreamSetObjects": (
+        object_listings.ListStreamSetObjects,
+        answers.ListStreamSetObjectsAnswer,
+    ),
+    "ListStreamObjects": (object_listings.ListStreamObjects, answers.ListStreamObjectsAnswer),
     "GetNextNodeId": (requests.GetNextNodeId, answers.NodeIdAnswer),
     "LockNode": (requests.SetNodeLock, answers.ErrorAnswer),
     "UnlockNode": (requests.SetNodeLock, answers.ErrorAnswer),

@@ -67,16 +67,17 @@ def _lookups(work: Work, request: Any) -> float:
     """Return the look-ups that a request costs, infinity if it walks through the metadata."""
     if work.walks_with and getattr(request, work.walks_with):
         return math.inf
+    has_lists = any(getattr(request, name) for name in work.lists)
+    lookups = LISTS_LOOKUPS if has_lists else work.lookups
     count: int = len(getattr(request, work.items)) if work.items else 0
     if count:
-        has_lists = any(getattr(request, name) for name in work.lists)
-        return count * (LISTS_LOOKUPS if has_lists else work.lookups)
+        return count * lookups
 
     match work.unnamed:
         case Unnamed.NOTHING:
             return 0
         case Unnamed.PAGE:
-            return work.lookups * page_size(request.page)
+            return lookups * page_size(request.page)
         case Unnamed.WALK:
             return math.inf
 
