@@ -297,6 +297,7 @@ def compare(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
     reads: list[Any] = [
         r.DescribeStreams(include_ranges=True, include_stream_objects=True),
         r.FindStreams(tags=(("k", "v"),)),
+        *(r.FindStreams(tags=(("k", "v"),), owner_node_id=node_id) for node_id in state.nodes),
         r.FindStreams(tags=(("a", "2"), ("z", "1")), page=PageRequest(1)),
         r.DescribeObjects(),
         r.CheckObjects(object_ids=tuple(range(state.next_object + 2))),

@@ -40,7 +40,8 @@ class RandomReads(RandomDraws):
 
     def _tagged(self, state: State) -> Any:
         tags = self._one(((("k", "v"),), (("a", "2"), ("z", "1")), (("a", "2"),), (("z", "2"),)))
-        return r.FindStreams(tags=tags, page=self._page(state.next_stream))
+        owner = self._one((None, *NODE_IDS))
+        return r.FindStreams(tags=tags, owner_node_id=owner, page=self._page(state.next_stream))
 
     def _query(self, state: State) -> r.ObjectQuery:
         stream_id = self._stream(state)

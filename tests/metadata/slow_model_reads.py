@@ -76,7 +76,7 @@ def find_streams(state: State, request: r.FindStreams) -> a.FindStreamsAnswer:
     ids = [
         stream_id
         for stream_id, stream in state.streams.items()
-        if set(request.tags) <= set(stream.tags)
+        if set(request.tags) <= set(stream.tags) and request.owner_node_id in (None, stream.node)
     ]
     plain = r.DescribeStreams()
     streams, token = _page(ids, request.page, lambda i: describe_stream(state, plain, i))

@@ -234,6 +234,7 @@ INVALID_READS: list[tuple[Any, str]] = [
     (r.DescribeStreams(page=PageRequest(page_token=str(2**63))), "page.page_token"),
     (r.DescribeStreams(page=PageRequest(page_token="9" * 5_000)), "page.page_token"),
     (r.FindStreams(tags=()), "tags"),
+    (r.FindStreams(tags=(("k", "1"),), owner_node_id=-1), "owner_node_id"),
     (r.FindStreams(tags=(("k", "1"), ("k", "2"))), "tags.key"),
     (r.FindStreams(tags=(("k", "1"),), page=PageRequest(page_token="x")), "page.page_token"),
     (r.DescribeObjects(page=PageRequest(page_token="0" * 5_000)), "page.page_token"),

@@ -605,6 +605,11 @@ class FindStreamsRequest(_message.Message):
 
     TAGS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    OWNER_NODE_ID_FIELD_NUMBER: _builtins.int
+    owner_node_id: _builtins.int
+    """Only streams whose current range is on this node. A controller of an older version ignores it: compare the
+    owners of the answer.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """1..16, no key twice; a stream must have all of them, key and value"""
@@ -618,12 +623,15 @@ class FindStreamsRequest(_message.Message):
         *,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
         page: _common_pb2.PageRequest | None = ...,
+        owner_node_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner_node_id", b"_owner_node_id", "owner_node_id", b"owner_node_id", "page", b"page"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner_node_id", b"_owner_node_id", "owner_node_id", b"owner_node_id", "page", b"page", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__owner_node_id: _TypeAlias = _typing.Literal["owner_node_id"]  # noqa: Y015
+    _WhichOneofArgType__owner_node_id: _TypeAlias = _typing.Literal["_owner_node_id", b"_owner_node_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner_node_id) -> _WhichOneofReturnType__owner_node_id | None: ...
 
 Global___FindStreamsRequest: _TypeAlias = FindStreamsRequest  # noqa: Y015
 

@@ -151,7 +151,7 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FindStreams(self, request, context):
-        """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+        """Finds the streams that have all of some tags, of any owner or of one, in id order, page by page. Linearizable. A page examines a
         bounded number of streams, so it may be short or empty although others follow.
         Retry: safe, a read.
         Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.

@@ -74,7 +74,7 @@ class StreamServiceStub:
     Roles: broker, compactor, reader, reconciler, admin.
     """
     FindStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.FindStreamsRequest, _streams_pb2.FindStreamsResponse]
-    """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+    """Finds the streams that have all of some tags, of any owner or of one, in id order, page by page. Linearizable. A page examines a
     bounded number of streams, so it may be short or empty although others follow.
     Retry: safe, a read.
     Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.
@@ -145,7 +145,7 @@ class StreamServiceAsyncStub(StreamServiceStub):
     Roles: broker, compactor, reader, reconciler, admin.
     """
     FindStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.FindStreamsRequest, _streams_pb2.FindStreamsResponse]  # type: ignore[assignment]
-    """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+    """Finds the streams that have all of some tags, of any owner or of one, in id order, page by page. Linearizable. A page examines a
     bounded number of streams, so it may be short or empty although others follow.
     Retry: safe, a read.
     Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.
@@ -255,7 +255,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.FindStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.FindStreamsResponse, _abc.Awaitable[_streams_pb2.FindStreamsResponse]]:
-        """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+        """Finds the streams that have all of some tags, of any owner or of one, in id order, page by page. Linearizable. A page examines a
         bounded number of streams, so it may be short or empty although others follow.
         Retry: safe, a read.
         Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.

@@ -314,18 +314,24 @@ class ControllerClient(ClosedAtExit):
             for node in answer.nodes
         ]
 
-    async def find_streams(self, tags: Mapping[str, str]) -> AsyncIterator[model.StreamDescription]:
+    async def find_streams(
+        self, tags: Mapping[str, str], *, owner: int | None = None
+    ) -> AsyncIterator[model.StreamDescription]:
         """List the streams that have all of these tags, in id order, page by page.
 
-        Raises `UnsupportedError` if the leader is of a version without this look-up.
+        With `owner` only the streams whose last owner is that node are listed. Raises
+        `UnsupportedError` if the leader is of a version without this look-up.
         """
         wanted = sorted(check_tags("tags", tags).items())
         request = streams_pb2.FindStreamsRequest(
-            tags=[common_pb2.Tag(key=key, value=value) for key, value in wanted]
+            tags=[common_pb2.Tag(key=key, value=value) for key, value in wanted],
+            owner_node_id=owner,
         )
         async for answer in self.pages(methods.FIND_STREAMS, request):
             for description in answer.streams:
-                yield model.stream_description(description)
+                # A leader of an older version ignores the owner.
+                if owner is None or description.node_id == owner:
+                    yield model.stream_description(description)
 
     async def list_stream_objects(
         self, stream_id: int, start_offset: int = 0, end_offset: int | None = None

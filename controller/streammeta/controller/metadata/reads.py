@@ -293,7 +293,9 @@ class Reads:
     def find_streams(self, request: requests.FindStreams) -> answers.FindStreamsAnswer:
         """Return one page of the streams that have all tags of the request."""
         page = request.page
-        found, after = self._streams.find_by_tags(request.tags, first_id(page), page_size(page))
+        found, after = self._streams.find_by_tags(
+            request.tags, request.owner_node_id, first_id(page), page_size(page)
+        )
         described, following = budget.take_fitting(
             self._describe_streams(found), budget.stream_bytes
         )

@@ -146,9 +146,10 @@ class DescribeStreams(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindStreams(ReadRequest):
-    """Read the streams that have all of some tags, in id order."""
+    """Read the streams that have all of some tags, and an owner if set, in id order."""
 
     tags: Tags
+    owner_node_id: int | None = None
     page: PageRequest = field(default_factory=PageRequest)
 
 

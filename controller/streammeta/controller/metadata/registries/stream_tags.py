@@ -10,7 +10,7 @@ import bisect
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -165,8 +165,10 @@ class StreamTags:
         flat = self._tags.get(stream_id) or ()
         return tuple(zip(flat[::2], flat[1::2], strict=True))
 
-    def page(self, tags: Tags, first: int, size: int) -> tuple[Int64Column, int]:
-        """Return the first `size` streams with all these tags, from the id `first` on.
+    def page(
+        self, tags: Tags, first: int, size: int, is_wanted: Callable[[int], bool] = lambda _: True
+    ) -> tuple[Int64Column, int]:
+        """Return the first `size` wanted streams with all these tags, from the id `first` on.
 
         Also returns the id where the next page begins, or -1. A page whose tags many streams have,
         but never together, ends after `EXAMINED_MAX` streams.
@@ -178,7 +180,7 @@ class StreamTags:
             if examined == EXAMINED_MAX:
                 return column(found), stream_id
             # The index contains streams whose tags only have the same checksum.
-            if wanted.issubset(self.of_stream(stream_id)):
+            if wanted.issubset(self.of_stream(stream_id)) and is_wanted(stream_id):
                 if len(found) == size:
                     return column(found), stream_id
                 found.append(stream_id)

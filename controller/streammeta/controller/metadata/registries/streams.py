@@ -98,9 +98,14 @@ class Streams:
         """Return a stream's tags, sorted by key."""
         return self._tags.of_stream(stream_id)
 
-    def find_by_tags(self, tags: Tags, first: int, size: int) -> tuple[Int64Column, int]:
-        """Return the streams with all these tags, as `StreamTags.page`."""
-        return self._tags.page(tags, first, size)
+    def find_by_tags(
+        self, tags: Tags, owner: int | None, first: int, size: int
+    ) -> tuple[Int64Column, int]:
+        """Return the streams with all these tags, and this owner if set, as `StreamTags.page`."""
+        cell = self._table.cell
+        return self._tags.page(
+            tags, first, size, lambda stream_id: owner in (None, cell("node_id", stream_id))
+        )
 
     def live_count(self) -> int:
         """Return the number of existing streams."""
