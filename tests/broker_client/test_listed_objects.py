@@ -65,6 +65,7 @@ async def test_objects_are_listed_with_their_facts(client: ControllerClient) -> 
     listed = [object_ async for object_ in client.list_stream_objects(second, 1)]
     assert listed == [
         StreamObject(
+            stream_id=second,
             object_id=ids[3],
             kind="stream",
             start_offset=1,

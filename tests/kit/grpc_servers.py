@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from types import ModuleType
@@ -90,3 +90,8 @@ def _secure_port(server: grpc.Server, at: str, tls: TlsFiles) -> int:
 def stock_channel(endpoint: str) -> grpc.aio.Channel:
     """Return a channel without any option, as clients of others open one."""
     return grpc.aio.insecure_channel(endpoint)  # noqa: TID251
+
+
+def balanced_channel(target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+    """Return a blocking channel with options of gRPC alone, such as a service config."""
+    return grpc.insecure_channel(target, options)  # noqa: TID251

@@ -321,6 +321,7 @@ def list_stream_objects(state: State, request: ListStreamObjects) -> a.ListStrea
         item = state.objects[object_id]
         objects.append(
             StreamObject(
+                stream_id=request.stream_id,
                 object_id=object_id,
                 kind=item.kind,
                 start_offset=start,

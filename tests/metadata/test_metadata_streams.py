@@ -97,17 +97,17 @@ def test_a_page_examines_a_bounded_number_of_streams(monkeypatch: pytest.MonkeyP
 
 
 def test_a_look_up_finds_the_streams_of_one_owner() -> None:
-    world = World(streams=0)
+    world = World(streams=1)
     world.write(r.CreateStreams(request_id="t", node=NODE, streams=(r.NewStream((TOPIC,)),) * 4))
-    for stream_id, node in ((0, NODE), (1, OTHER), (2, NODE)):
+    for stream_id, node in ((1, NODE), (2, OTHER), (3, NODE)):
         world.write(r.OpenStreams(node=node, streams=(r.StreamToOpen(stream_id, 1),)))
 
-    for owner, expected in ((None, [0, 1, 2, 3]), (0, [0, 2]), (1, [1]), (9, [])):
+    for owner, expected in ((None, [1, 2, 3, 4]), (0, [1, 3]), (1, [2]), (9, [])):
         request = r.FindStreams(tags=(TOPIC,), owner_node_id=owner)
         answer: Any = world.map.query(request)
         assert [stream.stream_id for stream in answer.streams] == expected
     answer = world.map.query(r.FindStreams(tags=(TOPIC,), owner_node_id=0, page=PageRequest(1)))
-    assert answer.next_page_token == "2"
+    assert answer.next_page_token == "3"
 
 
 def test_the_rarest_tag_leads_the_look_up() -> None:

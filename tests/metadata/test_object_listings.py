@@ -51,6 +51,7 @@ def test_a_listed_stream_object_has_its_size_attributes_time_and_range() -> None
     world = world_of_stream_objects()
     (first, *_), *_ = (page.objects for page in pages(world))
     assert first == StreamObject(
+        stream_id=0,
         object_id=10,
         kind=ObjectKind.STREAM,
         start_offset=0,

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import kv_pb2, kv_pb2_grpc
+from tests.kit.grpc_servers import balanced_channel
 from tests.kit.real_cluster import claims_to_lead, leader_of, quorum, running_cluster
 from tests.kit.waiting import wait_until
 
@@ -47,8 +48,7 @@ def transfer(cluster: LocalCluster) -> None:
 def test_a_stock_client_reaches_the_leader_by_its_health(cluster: LocalCluster) -> None:
     target = f"ipv4:{','.join(cluster.endpoints)}"
     options = [("grpc.service_config", json.dumps(BALANCED))]
-    # A stock client has none of this project's channels.
-    with grpc.insecure_channel(target, options) as channel:  # noqa: TID251
+    with balanced_channel(target, options) as channel:
         stub = kv_pb2_grpc.KVServiceStub(channel)
 
         for _ in range(30):
@@ -83,6 +83,6 @@ def test_a_watch_of_the_leaders_health_follows_a_transfer(cluster: LocalCluster)
 
         changes = [pool.submit(next, watch) for watch in (leading, following)]
         quorum(cluster, "transfer", "--to", str(follower))
-        assert [change.result(60).status for change in changes] == [NOT_SERVING, SERVING]
+        assert [change.result(20).status for change in changes] == [NOT_SERVING, SERVING]
         leading.cancel()
         following.cancel()

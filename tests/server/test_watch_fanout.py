@@ -80,7 +80,9 @@ class Watch:
         return [key for each in sets for record in each.records for key in record.kvs_put.keys]
 
     async def _follow(self) -> None:
-        with self._fanout.following(self._selection, self._combines, self._cursor) as follower:
+        with self._fanout.following(
+            self._selection, self._cursor, combines=self._combines, is_typed=False
+        ) as follower:
             while (message := await follower.next()) is not None:
                 self._on_message()
                 await follower.send(self._take(message))

@@ -130,6 +130,7 @@ class StreamObject:
     `kind` is stream or composite. Times are milliseconds since 1970. Unknown facts are None.
     """
 
+    stream_id: int
     object_id: int
     kind: str
     start_offset: int

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from streammeta.v1 import changes_pb2 as streammeta_dot_v1_dot_changes__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstreammeta/v1/metadata.proto\x12\rstreammeta.v1\"\xb6\x01\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12(\n\x05kinds\x18\x02 \x03(\x0e\x32\x19.streammeta.v1.EntityKind\x12\x12\n\nstream_ids\x18\x03 \x03(\x03\x12\x10\n\x08node_ids\x18\x04 \x03(\x05\x12\x13\n\x0bmay_combine\x18\x05 \x01(\x08\x12,\n\x0bkv_prefixes\x18\x06 \x03(\x0b\x32\x17.streammeta.v1.KVPrefix\"-\n\x08KVPrefix\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\"c\n\rWatchResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\x19\n\x11snapshot_required\x18\x04 \x01(\x08\"@\n\x12GetSnapshotRequest\x12\x19\n\x11not_before_offset\x18\x01 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x02 \x01(\x03\"m\n\x13GetSnapshotResponse\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c*\x83\x01\n\nEntityKind\x12\x1b\n\x17\x45NTITY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NTITY_KIND_STREAM\x10\x01\x12\x16\n\x12\x45NTITY_KIND_OBJECT\x10\x02\x12\x14\n\x10\x45NTITY_KIND_NODE\x10\x03\x12\x12\n\x0e\x45NTITY_KIND_KV\x10\x04\x32\xaf\x01\n\x0fMetadataService\x12\x44\n\x05Watch\x12\x1b.streammeta.v1.WatchRequest\x1a\x1c.streammeta.v1.WatchResponse0\x01\x12V\n\x0bGetSnapshot\x12!.streammeta.v1.GetSnapshotRequest\x1a\".streammeta.v1.GetSnapshotResponse0\x01\x42\x45\n\x10io.streammeta.v1B\rMetadataProtoP\x01Z streammeta.io/go/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstreammeta/v1/metadata.proto\x12\rstreammeta.v1\x1a\x1bstreammeta/v1/changes.proto\"\xd7\x01\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12(\n\x05kinds\x18\x02 \x03(\x0e\x32\x19.streammeta.v1.EntityKind\x12\x12\n\nstream_ids\x18\x03 \x03(\x03\x12\x10\n\x08node_ids\x18\x04 \x03(\x05\x12\x13\n\x0bmay_combine\x18\x05 \x01(\x08\x12,\n\x0bkv_prefixes\x18\x06 \x03(\x0b\x32\x17.streammeta.v1.KVPrefix\x12\x10\n\x08\x66rom_now\x18\x07 \x01(\x08\x12\r\n\x05typed\x18\x08 \x01(\x08\"-\n\x08KVPrefix\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\"\x93\x01\n\rWatchResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\x19\n\x11snapshot_required\x18\x04 \x01(\x08\x12.\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1d.streammeta.v1.MetadataChange\"@\n\x12GetSnapshotRequest\x12\x19\n\x11not_before_offset\x18\x01 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x02 \x01(\x03\"m\n\x13GetSnapshotResponse\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c*\x83\x01\n\nEntityKind\x12\x1b\n\x17\x45NTITY_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NTITY_KIND_STREAM\x10\x01\x12\x16\n\x12\x45NTITY_KIND_OBJECT\x10\x02\x12\x14\n\x10\x45NTITY_KIND_NODE\x10\x03\x12\x12\n\x0e\x45NTITY_KIND_KV\x10\x04\x32\xaf\x01\n\x0fMetadataService\x12\x44\n\x05Watch\x12\x1b.streammeta.v1.WatchRequest\x1a\x1c.streammeta.v1.WatchResponse0\x01\x12V\n\x0bGetSnapshot\x12!.streammeta.v1.GetSnapshotRequest\x1a\".streammeta.v1.GetSnapshotResponse0\x01\x42\x45\n\x10io.streammeta.v1B\rMetadataProtoP\x01Z streammeta.io/go/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,18 +33,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'streammeta.v1.metadata_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.streammeta.v1B\rMetadataProtoP\001Z streammeta.io/go/v1;streammetav1'
-  _globals['_ENTITYKIND']._serialized_start=558
-  _globals['_ENTITYKIND']._serialized_end=689
-  _globals['_WATCHREQUEST']._serialized_start=48
-  _globals['_WATCHREQUEST']._serialized_end=230
-  _globals['_KVPREFIX']._serialized_start=232
-  _globals['_KVPREFIX']._serialized_end=277
-  _globals['_WATCHRESPONSE']._serialized_start=279
-  _globals['_WATCHRESPONSE']._serialized_end=378
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=380
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=444
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=446
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=555
-  _globals['_METADATASERVICE']._serialized_start=692
-  _globals['_METADATASERVICE']._serialized_end=867
+  _globals['_ENTITYKIND']._serialized_start=669
+  _globals['_ENTITYKIND']._serialized_end=800
+  _globals['_WATCHREQUEST']._serialized_start=77
+  _globals['_WATCHREQUEST']._serialized_end=292
+  _globals['_KVPREFIX']._serialized_start=294
+  _globals['_KVPREFIX']._serialized_end=339
+  _globals['_WATCHRESPONSE']._serialized_start=342
+  _globals['_WATCHRESPONSE']._serialized_end=489
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=491
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=555
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=557
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=666
+  _globals['_METADATASERVICE']._serialized_start=803
+  _globals['_METADATASERVICE']._serialized_end=978
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from streammeta.v1 import changes_pb2 as _changes_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -60,10 +61,19 @@ class WatchRequest(_message.Message):
     NODE_IDS_FIELD_NUMBER: _builtins.int
     MAY_COMBINE_FIELD_NUMBER: _builtins.int
     KV_PREFIXES_FIELD_NUMBER: _builtins.int
+    FROM_NOW_FIELD_NUMBER: _builtins.int
+    TYPED_FIELD_NUMBER: _builtins.int
     from_offset: _builtins.int
     """first log offset wanted"""
     may_combine: _builtins.bool
     """one message may carry the changes of several log entries"""
+    from_now: _builtins.bool
+    """Begin at the committed end that the controller knows, which is not above the leader's: every change after
+    the call is sent, and some before it may be. The first message follows at once and names the position, from
+    which to resume after a failure. from_offset must be 0. A controller of an older version begins at offset 0.
+    """
+    typed: _builtins.bool
+    """Answer with `changes` instead of `records`. A controller of an older version sends `records`."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___EntityKind.ValueType]:
         """only these; empty: all"""
@@ -91,10 +101,12 @@ class WatchRequest(_message.Message):
         node_ids: _abc.Iterable[_builtins.int] | None = ...,
         may_combine: _builtins.bool = ...,
         kv_prefixes: _abc.Iterable[Global___KVPrefix] | None = ...,
+        from_now: _builtins.bool = ...,
+        typed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "kinds", b"kinds", "kv_prefixes", b"kv_prefixes", "may_combine", b"may_combine", "node_ids", b"node_ids", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_now", b"from_now", "from_offset", b"from_offset", "kinds", b"kinds", "kv_prefixes", b"kv_prefixes", "may_combine", b"may_combine", "node_ids", b"node_ids", "stream_ids", b"stream_ids", "typed", b"typed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -134,14 +146,19 @@ class WatchResponse(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_REQUIRED_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """log offset of the change; of the last one with may_combine"""
     high_watermark: _builtins.int
     """committed end of the log when the message was encoded"""
     records: _builtins.bytes
-    """serialized streammeta.v1.RecordSet, filtered"""
+    """serialized streammeta.v1.RecordSet, filtered; empty with typed"""
     snapshot_required: _builtins.bool
     """the next change is no longer in memory, or larger than a message: call GetSnapshot, then Watch from its offset"""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_changes_pb2.MetadataChange]:
+        """with typed: the selected changes, up to and including offset"""
+
     def __init__(
         self,
         *,
@@ -149,10 +166,11 @@ class WatchResponse(_message.Message):
         high_watermark: _builtins.int = ...,
         records: _builtins.bytes = ...,
         snapshot_required: _builtins.bool = ...,
+        changes: _abc.Iterable[_changes_pb2.MetadataChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "offset", b"offset", "records", b"records", "snapshot_required", b"snapshot_required"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "high_watermark", b"high_watermark", "offset", b"offset", "records", b"records", "snapshot_required", b"snapshot_required"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

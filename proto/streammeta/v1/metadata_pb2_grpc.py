@@ -50,8 +50,8 @@ class MetadataServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-        plus 1. Any controller serves it. Filters are not access control.
+        """Streams changes from an offset on, or from now on, committed ones only. Resumable: continue at the last
+        offset seen plus 1. Any controller serves it. Filters are not access control.
         Retry: safe, a read.
         Errors: status WATCHER_TOO_SLOW.
         Roles: broker, compactor, reader, reconciler, backup, admin.

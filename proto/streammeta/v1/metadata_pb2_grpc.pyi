@@ -32,8 +32,8 @@ class MetadataServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MetadataServiceAsyncStub: ...
     Watch: _grpc.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]
-    """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-    plus 1. Any controller serves it. Filters are not access control.
+    """Streams changes from an offset on, or from now on, committed ones only. Resumable: continue at the last
+    offset seen plus 1. Any controller serves it. Filters are not access control.
     Retry: safe, a read.
     Errors: status WATCHER_TOO_SLOW.
     Roles: broker, compactor, reader, reconciler, backup, admin.
@@ -50,8 +50,8 @@ class MetadataServiceStub:
 class MetadataServiceAsyncStub(MetadataServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]  # type: ignore[assignment]
-    """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-    plus 1. Any controller serves it. Filters are not access control.
+    """Streams changes from an offset on, or from now on, committed ones only. Resumable: continue at the last
+    offset seen plus 1. Any controller serves it. Filters are not access control.
     Retry: safe, a read.
     Errors: status WATCHER_TOO_SLOW.
     Roles: broker, compactor, reader, reconciler, backup, admin.
@@ -71,8 +71,8 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metadata_pb2.WatchResponse], _abc.AsyncIterator[_metadata_pb2.WatchResponse]]:
-        """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-        plus 1. Any controller serves it. Filters are not access control.
+        """Streams changes from an offset on, or from now on, committed ones only. Resumable: continue at the last
+        offset seen plus 1. Any controller serves it. Filters are not access control.
         Retry: safe, a read.
         Errors: status WATCHER_TOO_SLOW.
         Roles: broker, compactor, reader, reconciler, backup, admin.

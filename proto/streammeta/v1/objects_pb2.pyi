@@ -1226,6 +1226,7 @@ class StreamObject(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """see object key rules in docs/format.md"""
     kind: _common_pb2.ObjectKind.ValueType
@@ -1246,6 +1247,8 @@ class StreamObject(_message.Message):
     """likewise"""
     crc32c: _builtins.int
     """CRC-32C of all bytes of the object; absent: unknown"""
+    stream_id: _builtins.int
+    """the stream"""
     def __init__(
         self,
         *,
@@ -1259,10 +1262,11 @@ class StreamObject(_message.Message):
         min_timestamp_ms: _builtins.int | None = ...,
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
+        stream_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "end_offset", b"end_offset", "kind", b"kind", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "end_offset", b"end_offset", "kind", b"kind", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015

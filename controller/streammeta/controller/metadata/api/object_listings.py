@@ -52,6 +52,7 @@ class StreamSetObject:
 class StreamObject:
     """A stream object or composite of a stream. Unknown facts (times, checksum) are -1."""
 
+    stream_id: int
     object_id: int
     kind: ObjectKind
     start_offset: int

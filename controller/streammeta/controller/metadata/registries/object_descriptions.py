@@ -114,11 +114,11 @@ class ObjectDescriptions(ObjectQueries):
         return objects, token_of_row(*self._ranges.place_of(following))
 
     def _describe_stream_objects(self, rows_of_ranges: Int64Column) -> tuple[StreamObject, ...]:
-        _, starts, ends = self._ranges.columns(rows_of_ranges)
+        streams, starts, ends = self._ranges.columns(rows_of_ranges)
         ids = self._ranges.object_ids(rows_of_ranges)
         rows, table = self.rows(ids), self._table
         columns = (  # in the order of the fields
-            ids.tolist(),
+            *(values.tolist() for values in (streams, ids)),
             map(ObjectKind, table["kind"][rows].tolist()),
             *(values.tolist() for values in (starts, ends)),
             *(table[name][rows].tolist() for name in _STREAM_OBJECT_COLUMNS),

@@ -7,19 +7,24 @@ encoded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from streammeta.controller.metadata.api.answer_budget import ENTRY_BYTES_MAX
 from streammeta.controller.records.codec import decode_records, encode_records
-from streammeta.controller.records.record import Record
 from streammeta.controller.records.selection import EntryIndex, Selection, select
+from streammeta.controller.rpc.watch.typed_changes import encode_changes
 from streammeta.controller.runtime.writer.change_feed import Change, ChangeFeed
 from streammeta.v1 import metadata_pb2 as pb
 
 EXAMINED_MAX = 256
 """Maximum number of log entries that one message covers."""
+
+TYPED_BYTES_MAX = ENTRY_BYTES_MAX + (192 << 10)
+"""Maximum size of the changes in one message, in bytes.
+
+The typed form of an entry may be larger than its records: each of up to 10,000 keys has a version.
+"""
 
 COMBINED_BYTES = 1 << 20
 """Size from which on a message takes no further entry."""
@@ -42,6 +47,8 @@ class Group:
     selection: Selection
     combines: bool
     """True if one message may carry the changes of several entries."""
+    is_typed: bool = False
+    """True if messages have changes instead of records."""
     members: int = 0
 
 
@@ -60,13 +67,14 @@ class WatchMessages:
 
     def __init__(self, changes: ChangeFeed) -> None:
         self._changes = changes
-        self._groups: dict[tuple[Selection, bool], Group] = {}
+        self._groups: dict[tuple[Selection, bool, bool], Group] = {}
         self._batches: _Recent[tuple[Group, int], Batch] = _Recent()
         self._entries: _Recent[int, _Entry] = _Recent()
 
-    def join(self, selection: Selection, *, combines: bool) -> Group:
+    def join(self, selection: Selection, *, combines: bool, is_typed: bool = False) -> Group:
         """Add a watch to its group, until `leave`."""
-        group = self._groups.setdefault((selection, combines), Group(selection, combines))
+        key = (selection, combines, is_typed)
+        group = self._groups.setdefault(key, Group(*key))
         group.members += 1
         return group
 
@@ -74,7 +82,7 @@ class WatchMessages:
         """Remove a watch from its group."""
         group.members -= 1
         if not group.members:
-            del self._groups[group.selection, group.combines]
+            del self._groups[group.selection, group.combines, group.is_typed]
 
     def following(self, group: Group, from_offset: int) -> Batch:
         """Return the batch that begins at `from_offset`, which the feed must still hold."""
@@ -94,25 +102,30 @@ class WatchMessages:
         cursor = self._changes.cursor(from_offset)
         parts: list[bytes] = []
         size, next_offset = 0, from_offset
+        size_max = TYPED_BYTES_MAX if group.is_typed else ENTRY_BYTES_MAX
         needs_snapshot = False
         for _ in range(EXAMINED_MAX):
             change = cursor.advance()
-            records = b"" if change is None else self._cut(change, group.selection)
-            if size + len(records) > ENTRY_BYTES_MAX:
+            part = b"" if change is None else self._cut(change, group)
+            if size + len(part) > size_max:
                 needs_snapshot = not parts and next_offset == from_offset
                 break
             next_offset = cursor.next_offset
             if change is None:
                 break
-            if records:
-                parts.append(records)
-                size += len(records)
+            if part:
+                parts.append(part)
+                size += len(part)
                 if not group.combines or size >= COMBINED_BYTES:
                     break
 
-        # Record sets are joined as the repeated field that they are.
-        message = self._encode(next_offset, b"".join(parts)) if parts else None
-        return Batch(message, next_offset, needs_snapshot)
+        if not parts:
+            return Batch(None, next_offset, needs_snapshot)
+        # Record sets, and messages with changes, are joined as the repeated fields that they are.
+        joined = b"".join(parts)
+        if group.is_typed:
+            return Batch(self._encode(next_offset, b"") + joined, next_offset)
+        return Batch(self._encode(next_offset, joined), next_offset)
 
     def _encode(
         self, next_offset: int, records: bytes, *, snapshot_required: bool = False
@@ -126,14 +139,16 @@ class WatchMessages:
             )
         )
 
-    def _cut(self, change: Change, selection: Selection) -> bytes:
-        if selection.is_everything:
+    def _cut(self, change: Change, group: Group) -> bytes:
+        """Return the selected part of an entry, as a RecordSet or as a message with changes."""
+        if group.selection.is_everything and not group.is_typed:
             return change.payload
         entry = self._entries.get(change.offset)
         if entry is None:
-            entry = _Entry(change.payload)
+            entry = _Entry(change)
             self._entries.put(change.offset, entry, len(change.payload))
-        return entry.cut(selection, is_indexed=len(self._groups) >= _INDEX_FROM)
+        is_indexed = len(self._groups) >= _INDEX_FROM
+        return entry.cut(group.selection, is_indexed=is_indexed, is_typed=group.is_typed)
 
 
 def encode_message(response: pb.WatchResponse) -> bytes:
@@ -144,32 +159,39 @@ def encode_message(response: pb.WatchResponse) -> bytes:
 class _Entry:
     """A log entry, decoded once for all selections."""
 
-    def __init__(self, payload: bytes) -> None:
-        self._payload = payload
-        self._records = decode_records(payload)
+    def __init__(self, change: Change) -> None:
+        self._change = change
+        self._records = decode_records(change.payload)
         self._index: EntryIndex | None = None
-        self._last_cut: tuple[Selection, bytes] | None = None
+        self._last_cut: tuple[Selection, bool, bytes] | None = None
         """Of the selection asked for last: watches of one selection come one after the other."""
 
-    def cut(self, selection: Selection, *, is_indexed: bool) -> bytes:
-        """Return the selected records as a RecordSet, empty if there are none."""
-        if self._last_cut is not None and self._last_cut[0] is selection:
-            return self._last_cut[1]
+    def cut(self, selection: Selection, *, is_indexed: bool, is_typed: bool) -> bytes:
+        """Return the selected records, empty if there are none.
+
+        They are a RecordSet, or if `is_typed` a message with changes.
+        """
+        last = self._last_cut
+        if last is not None and last[0] is selection and last[1] == is_typed:
+            return last[2]
         if is_indexed:
             self._index = self._index or EntryIndex(self._records)
             if not self._index.may_concern(selection):
                 return b""
-        cut = _cut(self._payload, self._records, selection)
-        self._last_cut = (selection, cut)
+        cut = self._encode_typed(selection) if is_typed else self._encode_records(selection)
+        self._last_cut = (selection, is_typed, cut)
         return cut
 
+    def _encode_typed(self, selection: Selection) -> bytes:
+        chosen = select(self._records, selection) or ()
+        return encode_message(pb.WatchResponse(changes=encode_changes(self._change.offset, chosen)))
 
-def _cut(payload: bytes, records: Sequence[Record], selection: Selection) -> bytes:
-    chosen = select(records, selection)
-    if chosen is None:
-        return b""
-    unchanged = len(chosen) == len(records) and all(map(_is, chosen, records))
-    return payload if unchanged else encode_records(chosen)
+    def _encode_records(self, selection: Selection) -> bytes:
+        chosen = select(self._records, selection)
+        if chosen is None:
+            return b""
+        unchanged = len(chosen) == len(self._records) and all(map(_is, chosen, self._records))
+        return self._change.payload if unchanged else encode_records(chosen)
 
 
 def _is(one: object, other: object) -> bool:

@@ -67,10 +67,16 @@ class Follower:
     """One watch: its cursor, and the message that it waits for or sends."""
 
     def __init__(
-        self, fanout: Fanout, selection: Selection, combines: bool, cursor: Cursor
+        self,
+        fanout: Fanout,
+        selection: Selection,
+        cursor: Cursor,
+        *,
+        combines: bool,
+        is_typed: bool,
     ) -> None:
         self.cursor = cursor
-        self.group = fanout.messages.join(selection, combines=combines)
+        self.group = fanout.messages.join(selection, combines=combines, is_typed=is_typed)
         self._fanout = fanout
         self._sending: asyncio.Timeout | None = None
         self._cut_off: WatcherTooSlowError | None = None
@@ -132,9 +138,11 @@ class Fanout:
         changes.subscribe(self._on_news)
 
     @contextlib.contextmanager
-    def following(self, selection: Selection, combines: bool, cursor: Cursor) -> Iterator[Follower]:
+    def following(
+        self, selection: Selection, cursor: Cursor, *, combines: bool, is_typed: bool
+    ) -> Iterator[Follower]:
         """Serve a watch while the block runs."""
-        follower = Follower(self, selection, combines, cursor)
+        follower = Follower(self, selection, cursor, combines=combines, is_typed=is_typed)
         self._set_alarm(follower, follower.told_at + PROGRESS_S)
         self._schedule_alarm()
         self._watches += 1
@@ -326,7 +334,7 @@ class WatchHandler:
         """Serve one watch until its caller leaves, it is cut off, or it needs a snapshot."""
         try:
             selection = read_selection(request)
-            cursor = _cursor(self._changes, request.from_offset)
+            cursor = _cursor(self._changes, request)
             given = current_quota().watches
             with (
                 self._places.taken(
@@ -334,8 +342,13 @@ class WatchHandler:
                     per_holder=WATCHERS_PER_PRINCIPAL if given is None else given,
                     in_all=WATCHERS_MAX,
                 ),
-                self._fanout.following(selection, request.may_combine, cursor) as follower,
+                self._fanout.following(
+                    selection, cursor, combines=request.may_combine, is_typed=request.typed
+                ) as follower,
             ):
+                if request.from_now:
+                    # Without its position the caller could not resume after a failure.
+                    await context.write(self._fanout.messages.progress(cursor.next_offset))
                 await self._follow(follower, context)
         except WatcherTooSlowError as error:
             # A message that is stuck permanently delays the status after it.
@@ -384,7 +397,10 @@ def read_selection(request: pb.WatchRequest) -> Selection:
     )
 
 
-def _cursor(changes: ChangeFeed, from_offset: int) -> Cursor:
+def _cursor(changes: ChangeFeed, request: pb.WatchRequest) -> Cursor:
+    from_offset = request.from_offset
     if from_offset < 0:
         raise InvalidRequestError("from_offset", f"{from_offset}, must be 0 or more")
-    return changes.cursor(from_offset)
+    if request.from_now and from_offset:
+        raise InvalidRequestError("from_offset", f"{from_offset}, must be 0 with from_now")
+    return changes.cursor(changes.end_offset if request.from_now else from_offset)
