@@ -404,7 +404,13 @@ class RandomRequests(RandomCommits):
             )
             for name in self._some(known, 2)
         )
-        return r.DeleteNamedObjects(node=self._node(state), objects=items)
+        owner = self._owner_of_named(state) if self._chance(50) else {}
+        return r.DeleteNamedObjects(
+            node=self._node(state),
+            objects=() if owner and self._chance(60) else items,
+            with_owner_key="owner_key" in owner and self._chance(70),
+            **owner,
+        )
 
 
 NAMES = ("a", "b", "b/1", "b/2", "c")

@@ -73,19 +73,41 @@ def _owner(says: dict[str, Any]) -> str:
     return f"key/{len(namespace)}/{len(key)}/{namespace}/{key}/"
 
 
-def delete(state: State, request: r.DeleteNamedObjects, now: int) -> ErrorsAnswer:
-    names = names_of(state)
-    errors = []
-    for one in request.objects:
-        error = state.check(request.node)
-        if not error and one.name not in names:
+def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.DeleteNamedObjectsAnswer:
+    if error := state.check(request.node):
+        return a.DeleteNamedObjectsAnswer(errors=(error,) * max(1, len(request.objects)))
+    owned = {name: says for name, says in names_of(state).items() if _has_owner(says, request)}
+    has_owner = request.owner_key is not None or request.owner_stream_id >= 0
+    asked = request.objects or tuple(r.NamedObjectToDelete(name=name) for name in owned)
+    errors, deleted = [], 0
+    for one in asked:
+        error = ErrorCode.NONE
+        if one.name not in owned:
             error = ErrorCode.OBJECT_NOT_EXIST
-        elif not error and one.object_id not in (None, names[one.name]["id"]):
+        elif one.object_id not in (None, owned[one.name]["id"]):
             error = ErrorCode.KEY_EXIST
-        elif not error:
-            _destroy(state, one.name, names[one.name], now)
+        else:
+            _destroy(state, one.name, owned[one.name], now)
+            deleted += 1
         errors.append(error)
-    return ErrorsAnswer(errors=tuple(errors))
+
+    remaining = len(owned) - deleted if has_owner else 0
+    goes = request.with_owner_key and deleted > 0 and remaining == 0
+    if goes and request.owner_key is not None:
+        del state.kvs[(request.owner_key.namespace, request.owner_key.key)]
+    return a.DeleteNamedObjectsAnswer(
+        errors=tuple(errors) if request.objects else (),
+        remaining=remaining,
+        owner_key_deleted=goes,
+    )
+
+
+def _has_owner(says: dict[str, Any], request: r.DeleteNamedObjects) -> bool:
+    """Whether an object has the requested owner, or none is requested."""
+    key = request.owner_key
+    if key is not None:
+        return bool(says.get("key") == [key.namespace, key.key])
+    return request.owner_stream_id < 0 or says.get("stream") == request.owner_stream_id
 
 
 def _destroy(state: State, name: str, says: dict[str, Any], now: int) -> None:

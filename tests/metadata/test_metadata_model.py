@@ -28,7 +28,7 @@ _FIRST, _LAST = map(int, os.environ.get("STREAMMETA_PAIR_SEEDS", "0:20").split("
 _PAIR_STEPS = int(os.environ.get("STREAMMETA_PAIR_STEPS", "60"))
 _SEEDS_AT_ONCE = 10
 _LOOK_EVERY = 4
-_REACH_SEEDS = 75
+_REACH_SEEDS = 93
 _MOVES = {"write": 75, "undo": 5, "commit": 5, "freeze": 5, "restart": 2, "recover": 1, "wait": 8}
 
 

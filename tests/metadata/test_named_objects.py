@@ -188,6 +188,95 @@ def test_an_owner_has_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatc
     world.write(commit(OF_STREAM))
 
 
+def world_with_many(count: int) -> World:
+    """Return a world whose key LEDGER owns `count` objects, and stream 3 one."""
+    world = world_with_owner()
+    items = [replace(DATA, object_id=number + 3, name=f"n{number:02}") for number in range(count)]
+    world.write(commit(*items, OF_STREAM))
+    return world
+
+
+def owner_exists(world: World) -> bool:
+    key = r.KVKey(namespace=LEDGER.namespace, key=LEDGER.key)
+    answer: Any = world.map.query(r.GetKVs(keys=(key,)))
+    return bool(answer.results[0].found)
+
+
+def test_an_owner_of_many_objects_is_emptied_in_bounded_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(named_objects, "AT_ONCE_MAX", 3)
+    monkeypatch.setattr(named_objects, "WITH_OWNERS_MAX", 3)
+    world = world_with_many(8)
+    with pytest.raises(errors.LimitExceededError, match="DeleteNamedObjects"):
+        world.write(delete_owner())
+
+    request = r.DeleteNamedObjects(node=NODE, owner_key=LEDGER, with_owner_key=True)
+    remaining: list[int] = []
+    while not remaining or remaining[-1]:
+        answer: Any = world.write(request)
+        assert answer.errors == ()
+        assert answer.owner_key_deleted == (answer.remaining == 0)
+        assert owner_exists(world) == (answer.remaining > 0)
+        remaining.append(answer.remaining)
+    assert remaining == [5, 2, 0]
+    assert names(world) == ["snapshot"]
+    assert {world.state(number + 3) for number in range(8)} == {v.ObjectState.MARK_DESTROYED}
+
+
+def test_one_step_of_long_names_stays_within_a_log_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_objects, "AT_ONCE_BYTES_MAX", 40)
+    world = world_with_many(8)
+    answer: Any = world.write(r.DeleteNamedObjects(node=NODE, owner_key=LEDGER))
+    assert answer.remaining == 6
+    assert owner_exists(world)
+
+
+def test_the_key_goes_with_the_last_object_only() -> None:
+    world = world_with_many(2)
+
+    def delete_one(*deleted: str, **fields: Any) -> Any:
+        return world.write(replace(delete(*deleted), owner_key=LEDGER, **fields))
+
+    answer = delete_one("n00", with_owner_key=True)
+    assert (answer.remaining, answer.owner_key_deleted, owner_exists(world)) == (1, False, True)
+    # An object of another owner is not deleted, and is not counted.
+    answer = delete_one("snapshot", with_owner_key=True)
+    assert (answer.errors, answer.remaining) == ((errors.ErrorCode.OBJECT_NOT_EXIST,), 1)
+    answer = delete_one("n01", with_owner_key=True)
+    assert (answer.remaining, answer.owner_key_deleted, owner_exists(world)) == (0, True, False)
+
+    # The owner came back meanwhile: a late repeat deletes no object, so it must spare the key.
+    item = r.KVToPut(namespace=LEDGER.namespace, key=LEDGER.key, value=b"again")
+    world.write(r.PutKVs(items=(item,)))
+    answer = delete_one("n01", with_owner_key=True)
+    assert (answer.owner_key_deleted, owner_exists(world)) == (False, True)
+    answer = world.write(r.DeleteNamedObjects(node=NODE, owner_key=LEDGER, with_owner_key=True))
+    assert (answer.remaining, answer.owner_key_deleted, owner_exists(world)) == (0, False, True)
+
+
+def test_a_deletion_by_owner_is_undone_and_restored() -> None:
+    world = world_with_many(3)
+    by_key = r.DeleteNamedObjects(node=NODE, owner_key=LEDGER, with_owner_key=True)
+    world.assert_undone_and_restored([r.DeleteNamedObjects(node=NODE, owner_stream_id=3), by_key])
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "objects"),
+        ({"owner_key": LEDGER, "owner_stream_id": 3}, "owner_key"),
+        ({"owner_stream_id": 3, "with_owner_key": True}, "owner_key"),
+        ({"owner_key": r.OwnerKey("", "")}, "owner_key.key"),
+        ({"owner_key": r.OwnerKey("_streammeta/named", "a")}, "owner_key"),
+    ],
+)
+def test_malformed_deletions_are_named(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        world_with_owner().write(r.DeleteNamedObjects(node=NODE, **fields))
+    assert caught.value.field.startswith(field)
+
+
 def test_too_many_objects_do_not_go_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_objects, "WITH_OWNERS_MAX", 1)
     world = world_with_owner()

@@ -85,7 +85,7 @@ _BUDGETED = {
     "ObjectService.CommitStreamSetObject": "kv_results",
     "ObjectService.CommitStreamObject": "kv_results",
     "ObjectService.CommitPipeline": "commits uploads",
-    "MetadataService.Watch": "records",
+    "MetadataService.Watch": "records changes",
 }
 """Fields that together hold at most the budget of an answer, by method."""
 
@@ -151,6 +151,7 @@ def test_the_bounds_of_server_item_and_entry_are_those_of_stock_clients() -> Non
 _ITEM_FIELDS: Mapping[str, tuple[Any, int]] = {
     "a slice": (objects_pb2.ObjectSlice, budget._SLICE_BYTES),
     "a range": (streams_pb2.StreamRange, budget.RANGE_BYTES),
+    "a listed stream object": (objects_pb2.StreamObject, budget.STREAM_SET_OBJECT_BYTES),
     "a stream object": (streams_pb2.StreamObjectRange, budget.RANGE_BYTES),
     "an upload that is owed": (streams_pb2.PendingUpload, budget.RANGE_BYTES),
     "offsets that are lost": (streams_pb2.OffsetRange, budget.RANGE_BYTES),

@@ -252,6 +252,22 @@ async def _lives(endpoints: list[str], bucket: Path) -> None:
         )
         assert [one.name async for one in named.describe()] == ["snapshot"]
         assert await named.get("snapshot") == b"kept"
+        await _empty_owners(client, named, stream_id)
+
+
+async def _empty_owners(client: ControllerClient, named: NamedObjects, stream_id: int) -> None:
+    """Delete all objects of a stream and of a key, and the key with the last one."""
+    item = kv_pb2.KVToPut(namespace=LEDGER.namespace, key=LEDGER.key, value=b"open")
+    await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
+    for name in ("7-data", "7-index", "8-data"):
+        await named.put(name, b"blocks", owner=LEDGER)
+    assert not await named.delete_all_of(OwnerStream(stream_id))
+    await named.delete(["8-data"], with_owner_key=LEDGER)
+    assert [one.name async for one in named.describe()] == ["7-data", "7-index"]
+    assert await named.delete_all_of(LEDGER, with_owner_key=True)
+    assert not [one async for one in named.describe()]
+    with pytest.raises(KeyNotFoundError):
+        await named.put("7-data", b"blocks", owner=LEDGER)
 
 
 async def _refusals(named: NamedObjects) -> None:

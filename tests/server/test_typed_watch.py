@@ -219,9 +219,9 @@ def _all_keys(pair: Pair) -> Iterator[tuple[tuple[str, str], tuple[bytes, int]]]
             yield (namespace, entry.key), (entry.value, entry.version)
 
 
-async def next_changes(call: Any) -> pb.WatchResponse:
+async def next_changes(call: Any) -> Any:
     while True:
-        response: pb.WatchResponse = await call.read()
+        response: Any = await call.read()
         assert response is not grpc.aio.EOF
         assert not response.records
         if response.changes:

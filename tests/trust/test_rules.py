@@ -202,6 +202,7 @@ def naming(namespace: str, *before: str) -> list[object]:
             node=NODE, object_size=0, stream_id=0, stream_epoch=0, kv_puts=puts
         ),
         requests.CommitNamedObjects(node=NODE, objects=owned),
+        requests.DeleteNamedObjects(node=NODE, owner_key=requests.OwnerKey(namespace, "k")),
     ]
 
 

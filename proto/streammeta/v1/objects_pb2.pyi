@@ -1406,7 +1406,7 @@ class NamedObjectToCommit(_message.Message):
     """the stream that owns it; absent: owner_key owns it"""
     @_builtins.property
     def owner_key(self) -> Global___OwnerKey:
-        """the key that owns it; exactly one of the two. An owner has 1000 at most"""
+        """the key that owns it; exactly one of the two. An owner has 100000 at most"""
 
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
@@ -1495,15 +1495,30 @@ class DeleteNamedObjectsRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     OBJECTS_FIELD_NUMBER: _builtins.int
+    OWNER_STREAM_ID_FIELD_NUMBER: _builtins.int
+    OWNER_KEY_FIELD_NUMBER: _builtins.int
+    WITH_OWNER_KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing"""
+    owner_stream_id: _builtins.int
+    """only objects of this stream"""
+    with_owner_key: _builtins.bool
+    """Delete owner_key in the same step if the call deletes the last object that it owns. A controller of an older
+    version ignores it.
+    """
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """the caller"""
 
     @_builtins.property
     def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedObjectToDelete]:
-        """1..1000, no name twice"""
+        """At most 1000, no name twice. Empty: objects of the owner below, the first ones in name order. One call deletes
+        at most 1000: call again while `remaining` is not 0. A controller of an older version rejects an empty list.
+        """
+
+    @_builtins.property
+    def owner_key(self) -> Global___OwnerKey:
+        """only objects of this key; at most one of the two, which may accompany names"""
 
     def __init__(
         self,
@@ -1511,12 +1526,17 @@ class DeleteNamedObjectsRequest(_message.Message):
         request_id: _builtins.str = ...,
         node: _common_pb2.NodeIdentity | None = ...,
         objects: _abc.Iterable[Global___NamedObjectToDelete] | None = ...,
+        owner_stream_id: _builtins.int | None = ...,
+        owner_key: Global___OwnerKey | None = ...,
+        with_owner_key: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner_stream_id", b"_owner_stream_id", "node", b"node", "owner_key", b"owner_key", "owner_stream_id", b"owner_stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "objects", b"objects", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner_stream_id", b"_owner_stream_id", "node", b"node", "objects", b"objects", "owner_key", b"owner_key", "owner_stream_id", b"owner_stream_id", "request_id", b"request_id", "with_owner_key", b"with_owner_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__owner_stream_id: _TypeAlias = _typing.Literal["owner_stream_id"]  # noqa: Y015
+    _WhichOneofArgType__owner_stream_id: _TypeAlias = _typing.Literal["_owner_stream_id", b"_owner_stream_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner_stream_id) -> _WhichOneofReturnType__owner_stream_id | None: ...
 
 Global___DeleteNamedObjectsRequest: _TypeAlias = DeleteNamedObjectsRequest  # noqa: Y015
 
@@ -1551,18 +1571,26 @@ class DeleteNamedObjectsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERRORS_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    OWNER_KEY_DELETED_FIELD_NUMBER: _builtins.int
+    remaining: _builtins.int
+    """objects that the requested owner has now; 0 without an owner"""
+    owner_key_deleted: _builtins.bool
+    """whether owner_key was deleted"""
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
-        """in request order"""
+        """in request order. By owner: only the error of the node check, or none"""
 
     def __init__(
         self,
         *,
         errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        remaining: _builtins.int = ...,
+        owner_key_deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "owner_key_deleted", b"owner_key_deleted", "remaining", b"remaining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

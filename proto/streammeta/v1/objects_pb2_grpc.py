@@ -197,8 +197,10 @@ class ObjectServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteNamedObjects(self, request, context):
-        """Removes names and destroys their objects.
-        Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST.
+        """Removes names and destroys their objects: by name, or all of one owner in several calls. The owner's key is
+        deleted with its last object if requested.
+        Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST. By owner a repeat removes further
+        objects of the owner.
         Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and the errors of
         the node check.
         Roles: broker, admin.

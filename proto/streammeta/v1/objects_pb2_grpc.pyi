@@ -98,8 +98,10 @@ class ObjectServiceStub:
     Roles: broker.
     """
     DeleteNamedObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.DeleteNamedObjectsRequest, _objects_pb2.DeleteNamedObjectsResponse]
-    """Removes names and destroys their objects.
-    Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST.
+    """Removes names and destroys their objects: by name, or all of one owner in several calls. The owner's key is
+    deleted with its last object if requested.
+    Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST. By owner a repeat removes further
+      objects of the owner.
     Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and the errors of
       the node check.
     Roles: broker, admin.
@@ -181,8 +183,10 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     Roles: broker.
     """
     DeleteNamedObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.DeleteNamedObjectsRequest, _objects_pb2.DeleteNamedObjectsResponse]  # type: ignore[assignment]
-    """Removes names and destroys their objects.
-    Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST.
+    """Removes names and destroys their objects: by name, or all of one owner in several calls. The owner's key is
+    deleted with its last object if requested.
+    Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST. By owner a repeat removes further
+      objects of the owner.
     Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and the errors of
       the node check.
     Roles: broker, admin.
@@ -321,8 +325,10 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _objects_pb2.DeleteNamedObjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_objects_pb2.DeleteNamedObjectsResponse, _abc.Awaitable[_objects_pb2.DeleteNamedObjectsResponse]]:
-        """Removes names and destroys their objects.
-        Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST.
+        """Removes names and destroys their objects: by name, or all of one owner in several calls. The owner's key is
+        deleted with its last object if requested.
+        Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST. By owner a repeat removes further
+          objects of the owner.
         Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and the errors of
           the node check.
         Roles: broker, admin.

@@ -96,10 +96,7 @@ class NamedObjects:
                 common_pb2.Tag(key=tag, value=text) for tag, text in (metadata or {}).items()
             ],
         )
-        if isinstance(owner, OwnerStream):
-            item.owner_stream_id = owner.stream_id
-        else:
-            item.owner_key.key, item.owner_key.namespace = owner.key, owner.namespace
+        _set_owner(item, owner)
 
         answer = await self._client.call(
             methods.COMMIT_NAMED_OBJECTS,
@@ -137,24 +134,55 @@ class NamedObjects:
             for row in answer.objects:
                 yield _translate(row)
 
-    async def delete(self, names: Sequence[str]) -> None:
+    async def delete_all_of(
+        self, owner: OwnerStream | OwnerKey, *, with_owner_key: bool = False
+    ) -> bool:
+        """Delete all objects of an owner, however many it has, in several steps.
+
+        With `with_owner_key` the owner's key is deleted together with its last object. Returns
+        whether it was: a key without objects stays. Raises errors that fence the node.
+        """
+        request = objects_pb2.DeleteNamedObjectsRequest(
+            node=node_message(self._session.node), with_owner_key=with_owner_key
+        )
+        _set_owner(request, owner)
+        while True:
+            answer = await self._client.call(methods.DELETE_NAMED_OBJECTS, request)
+            for error in answer.errors:
+                raise rejection(error, f"objects of {owner}")
+            if not answer.remaining:
+                return answer.owner_key_deleted
+
+    async def delete(self, names: Sequence[str], *, with_owner_key: OwnerKey | None = None) -> None:
         """Delete objects and their names. Unknown names are ignored.
 
-        Raises errors that fence the node.
+        With `with_owner_key`, only objects of this key are deleted, and it is deleted together with
+        its last object. Raises errors that fence the node.
         """
         items = [objects_pb2.NamedObjectToDelete(name=name) for name in names]
-        answer = await self._client.call(
-            methods.DELETE_NAMED_OBJECTS,
-            objects_pb2.DeleteNamedObjectsRequest(
-                node=node_message(self._session.node), objects=items
-            ),
+        request = objects_pb2.DeleteNamedObjectsRequest(
+            node=node_message(self._session.node), objects=items
         )
+        if with_owner_key is not None:
+            request.with_owner_key = True
+            _set_owner(request, with_owner_key)
+        answer = await self._client.call(methods.DELETE_NAMED_OBJECTS, request)
         for name, error in zip(names, answer.errors, strict=True):
             if error not in (
                 common_pb2.ERROR_CODE_NONE,
                 common_pb2.ERROR_CODE_OBJECT_NOT_EXIST,
             ):
                 raise rejection(error, f"object {name!r}")
+
+
+def _set_owner(
+    message: objects_pb2.NamedObjectToCommit | objects_pb2.DeleteNamedObjectsRequest,
+    owner: OwnerStream | OwnerKey,
+) -> None:
+    if isinstance(owner, OwnerStream):
+        message.owner_stream_id = owner.stream_id
+    else:
+        message.owner_key.key, message.owner_key.namespace = owner.key, owner.namespace
 
 
 def _translate(row: objects_pb2.NamedObject) -> NamedObject:

@@ -62,6 +62,10 @@ def _namespaces(request: object) -> Iterable[str]:
             return dict.fromkeys(
                 item.owner_key.namespace for item in request.objects if item.owner_key
             )
+        case requests.DeleteNamedObjects():
+            # Names are in a namespace of the product, and deletable by every broker. The owner's
+            # key is not.
+            return (request.owner_key.namespace,) if request.owner_key else ()
         case requests.GetKVs() | requests.DeleteKVs():
             return dict.fromkeys(key.namespace for key in request.keys)
         case requests.ListKVs() if not request.namespaces:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from streammeta.controller.metadata.api.answers import Answer
+from streammeta.controller.metadata.api.answers import Answer, ErrorsAnswer
 from streammeta.controller.metadata.api.requests import OwnerKey
 from streammeta.controller.metadata.tables.values import Tags
 
@@ -14,6 +14,14 @@ OWNERS = "_streammeta/named-owners"
 
 OWN_NAMESPACES = frozenset((NAMES, OWNERS))
 """Namespaces whose keys change only together with their objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteNamedObjectsAnswer(ErrorsAnswer):
+    """Outcomes by name, and the number of objects that the requested owner has now."""
+
+    remaining: int = 0
+    owner_key_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

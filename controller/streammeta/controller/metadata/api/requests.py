@@ -286,10 +286,16 @@ class NamedObjectToDelete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteNamedObjects(WriteRequest):
-    """Delete names and destroy their objects."""
+    """Delete names and destroy their objects, or without names the first objects of an owner.
+
+    With an owner only its objects are deleted. `with_owner_key` deletes `owner_key` with the last.
+    """
 
     node: NodeIdentity
-    objects: tuple[NamedObjectToDelete, ...]
+    objects: tuple[NamedObjectToDelete, ...] = ()
+    owner_stream_id: int = -1
+    owner_key: OwnerKey | None = None
+    with_owner_key: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -338,14 +338,25 @@ def _check_commit_named(request: requests.CommitNamedObjects) -> None:
                 f"{field}.owner_key", "must be set, or owner_stream_id, but not both"
             )
         if item.owner_key is not None:
-            owner = item.owner_key
-            _check_key(f"{field}.owner_key", owner.namespace, owner.key)
-            _check_no_name(f"{field}.owner_key", owner.namespace)
+            _check_owner_key(f"{field}.owner_key", item.owner_key)
+
+
+def _check_owner_key(field: str, owner: requests.OwnerKey) -> None:
+    _check_key(field, owner.namespace, owner.key)
+    _check_no_name(field, owner.namespace)
 
 
 def _check_delete_named(request: requests.DeleteNamedObjects) -> None:
     check_node(request.node)
     _check_named("objects", request.objects)
+    if request.owner_key is not None:
+        _check_owner_key("owner_key", request.owner_key)
+        if request.owner_stream_id >= 0:
+            raise InvalidRequestError("owner_key", "must not be set with owner_stream_id")
+    elif request.with_owner_key:
+        raise InvalidRequestError("owner_key", "not set, must be set with with_owner_key")
+    elif request.owner_stream_id < 0 and not request.objects:
+        raise InvalidRequestError("objects", "got none, expected some names or an owner")
 
 
 def _check_describe_named(request: requests.DescribeNamedObjects) -> None:

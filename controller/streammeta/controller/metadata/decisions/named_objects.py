@@ -21,6 +21,7 @@ from streammeta.controller.metadata.api.answers import ErrorsAnswer
 from streammeta.controller.metadata.api.named_answers import (
     NAMES,
     OWNERS,
+    DeleteNamedObjectsAnswer,
     DescribeNamedObjectsAnswer,
     NamedObject,
 )
@@ -32,12 +33,19 @@ from streammeta.controller.metadata.registries.object_descriptions import Object
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Tags, column, page_size
 from streammeta.controller.records import record as rec
+from streammeta.rpc.method_rows import NAMED_OBJECTS_MAX
 
 NAMED_LEVEL = 3
 """Feature level from which named objects exist."""
 
-PER_OWNER_MAX = 1_000
-"""Maximum number of named objects of one owner."""
+PER_OWNER_MAX = 100_000
+"""Maximum number of named objects of one owner. Each has two of the cluster's keys."""
+
+AT_ONCE_MAX = NAMED_OBJECTS_MAX
+"""Maximum number of objects that one deletion by owner destroys."""
+
+AT_ONCE_BYTES_MAX = 1 << 20
+"""Size of their keys from which on it destroys no further one, in bytes."""
 
 WITH_OWNERS_MAX = 10_000
 """Maximum number of named objects destroyed with their owners in one request."""
@@ -151,9 +159,8 @@ class NamedObjects:
             prefix = _entry(item).owner_prefix()
             added[prefix] = added.get(prefix, 0) + 1
 
-        # The listing is bounded, so the check costs no more than the limit.
         for prefix, count in added.items():
-            has = len(list(itertools.islice(self._names_of(prefix), PER_OWNER_MAX)))
+            has = self._kvs.count(OWNERS, prefix)
             if has + count > PER_OWNER_MAX:
                 raise LimitExceededError(
                     f"objects: {prefix} has {has} named objects, at most {PER_OWNER_MAX} of one "
@@ -189,17 +196,42 @@ class NamedObjects:
 
     def decide_delete(
         self, request: requests.DeleteNamedObjects, now_ms: int
-    ) -> tuple[Sequence[rec.Record], ErrorsAnswer]:
-        """Destroy the objects whose condition holds."""
+    ) -> tuple[Sequence[rec.Record], DeleteNamedObjectsAnswer]:
+        """Destroy the objects whose condition holds, or the first ones of an owner."""
         error = self._nodes.check(request.node)
         if error is not _NONE:
-            return (), ErrorsAnswer(errors=(error,) * len(request.objects))
-        found = [self._entry_of(item.name) for item in request.objects]
-        errors = tuple(map(_delete_verdict, request.objects, found))
-        names = [
-            item.name for item, error in zip(request.objects, errors, strict=True) if not error
-        ]
-        return self._destruction(names, now_ms), ErrorsAnswer(errors=errors)
+            return (), DeleteNamedObjectsAnswer(errors=(error,) * max(1, len(request.objects)))
+
+        prefix = _owner_of(request)
+        if request.objects:
+            found = [self._entry_of(item.name) for item in request.objects]
+            errors = tuple(
+                _delete_verdict(item, entry, prefix)
+                for item, entry in zip(request.objects, found, strict=True)
+            )
+            judged = zip(request.objects, errors, strict=True)
+            names = [item.name for item, error in judged if not error]
+        else:
+            errors, names = (), self._first_names_of(prefix)
+
+        remaining = self._kvs.count(OWNERS, prefix) - len(names) if prefix else 0
+        key = request.owner_key
+        # Only with its last object: a repeat must not delete a key that was put again since.
+        is_last = request.with_owner_key and key is not None and bool(names) and not remaining
+        records = self._destruction(names, now_ms, key if is_last else None)
+        return records, DeleteNamedObjectsAnswer(
+            errors=errors, remaining=remaining, owner_key_deleted=is_last
+        )
+
+    def _first_names_of(self, prefix: str) -> list[str]:
+        """Return the first names of an owner, as many as one log entry destroys."""
+        names, left = [], AT_ONCE_BYTES_MAX
+        for name in itertools.islice(self._names_of(prefix), AT_ONCE_MAX):
+            names.append(name)
+            left -= len(prefix) + 2 * len(name)
+            if left <= 0:
+                break
+        return names
 
     def destroy_with_streams(self, stream_ids: Iterable[int], now_ms: int) -> Sequence[rec.Record]:
         """Return the records that destroy the objects of deleted streams.
@@ -225,21 +257,25 @@ class NamedObjects:
         if len(names) > WITH_OWNERS_MAX:
             raise LimitExceededError(
                 f"more than {WITH_OWNERS_MAX} named objects would be deleted with their owners: "
-                "delete fewer at once, or the named objects first",
+                "delete fewer at once, or first the named objects, by DeleteNamedObjects",
                 "owners",
                 WITH_OWNERS_MAX,
             )
         return self._destruction(names, now_ms)
 
-    def _destruction(self, names: Sequence[str], now_ms: int) -> Sequence[rec.Record]:
+    def _destruction(
+        self, names: Sequence[str], now_ms: int, owner_key: requests.OwnerKey | None = None
+    ) -> Sequence[rec.Record]:
+        """Return the records that destroy objects, and delete the key of their owner if given."""
         if not names:
             return ()
         entries = [_Entry.decode(self._kvs.value_of(NAMES, name) or b"") for name in names]
         owners = [entry.owner_prefix() + name for entry, name in zip(entries, names, strict=True)]
+        namespaces, keys = (NAMES,) * len(names) + (OWNERS,) * len(names), (*names, *owners)
+        if owner_key is not None:
+            namespaces, keys = (*namespaces, owner_key.namespace), (*keys, owner_key.key)
         return (
-            rec.KVsDeleted(
-                namespaces=(NAMES,) * len(names) + (OWNERS,) * len(names), keys=(*names, *owners)
-            ),
+            rec.KVsDeleted(namespaces=namespaces, keys=keys),
             rec.ObjectsDestroyed(
                 object_id=column(sorted(entry.object_id for entry in entries)),
                 marked_at_ms=now_ms,
@@ -290,8 +326,18 @@ class NamedObjects:
         return (key.removeprefix(prefix) for key in self._kvs.keys_from(OWNERS, prefix, prefix))
 
 
-def _delete_verdict(item: requests.NamedObjectToDelete, entry: _Entry | None) -> ErrorCode:
-    if entry is None:
+def _owner_of(request: requests.DeleteNamedObjects) -> str:
+    """Return the prefix of a requested owner, empty without one."""
+    if request.owner_key is not None:
+        return _of_key(request.owner_key.namespace, request.owner_key.key)
+    return _of_stream(request.owner_stream_id) if request.owner_stream_id >= 0 else ""
+
+
+def _delete_verdict(
+    item: requests.NamedObjectToDelete, entry: _Entry | None, prefix: str
+) -> ErrorCode:
+    # An object of another owner is none of the requested owner's.
+    if entry is None or (prefix and entry.owner_prefix() != prefix):
         return ErrorCode.OBJECT_NOT_EXIST
     return _NONE if item.object_id in (None, entry.object_id) else ErrorCode.KEY_EXIST
 

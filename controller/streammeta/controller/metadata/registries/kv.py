@@ -74,6 +74,17 @@ class SortedKeys:
         for run in self._runs[number + 1 :]:
             yield from run
 
+    def count(self, key: Key, end: Key) -> int:
+        """Return the number of keys from `key` on and before `end`."""
+        return max(0, self._place(end) - self._place(key))
+
+    def _place(self, key: Key) -> int:
+        """Return the number of smaller keys."""
+        if not self._runs:
+            return 0
+        number = self._number(key)
+        return sum(map(len, self._runs[:number])) + bisect.bisect_left(self._runs[number], key)
+
     def _number(self, key: Key) -> int:
         """Return the number of the run that a key belongs to."""
         return max(0, bisect.bisect_right(self._firsts, key) - 1)
@@ -119,6 +130,11 @@ class KVs:
             if found[0] != namespace or not found[1].startswith(prefix):
                 return
             yield found[1]
+
+    def count(self, namespace: str, prefix: str) -> int:
+        """Return the number of a namespace's keys with a prefix, without looking at them."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return self._keys.count((namespace, prefix), (namespace, end))
 
     def has_any(self, namespace: str) -> bool:
         """Return whether a namespace has keys."""

@@ -56,7 +56,10 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "GetObjects": (requests.GetObjects, answers.GetObjectsAnswer),
     "DescribeObjects": (requests.DescribeObjects, answers.DescribeObjectsAnswer),
     "CommitNamedObjects": (requests.CommitNamedObjects, answers.ErrorsAnswer),
-    "DeleteNamedObjects": (requests.DeleteNamedObjects, answers.ErrorsAnswer),
+    "DeleteNamedObjects": (
+        requests.DeleteNamedObjects,
+        named_answers.DeleteNamedObjectsAnswer,
+    ),
     "DescribeNamedObjects": (
         requests.DescribeNamedObjects,
         named_answers.DescribeNamedObjectsAnswer,
