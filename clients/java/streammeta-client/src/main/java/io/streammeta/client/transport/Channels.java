@@ -1,0 +1,126 @@
+package io.streammeta.client.transport;
+
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.TlsChannelCredentials;
+import io.streammeta.client.TlsFiles;
+import io.streammeta.client.errors.ClientClosedException;
+import java.io.ByteArrayInputStream;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Connections to the controllers, one for each endpoint. With TLS the files may be replaced at any time: new calls then
+ * use new connections.
+ */
+final class Channels {
+    private static final Logger LOG = LoggerFactory.getLogger(Channels.class);
+    /** Answers that a controller may send are smaller. */
+    private static final int MESSAGE_BYTES_MAX = 64 << 20;
+    /** Interval of looks at the files of a certificate. */
+    private static final Duration LOOK = Duration.ofSeconds(1);
+    /** Time that calls have left on a connection when its certificate is replaced. */
+    private static final Duration GRACE = Duration.ofSeconds(10);
+
+    private final TlsFiles tls;
+    private final ScheduledExecutorService timer;
+    private final Map<String, ManagedChannel> channels = new HashMap<>();
+    private byte[][] loaded;
+    private long lookedAt;
+    private ChannelCredentials credentials;
+    private boolean isClosed;
+
+    /** Reads the files of {@code tls}, which is null for plain text. */
+    Channels(TlsFiles tls, ScheduledExecutorService timer) {
+        this.tls = tls;
+        this.timer = timer;
+        if (tls == null) {
+            credentials = InsecureChannelCredentials.create();
+            return;
+        }
+        try {
+            load(read());
+        } catch (IOException error) {
+            throw new IllegalArgumentException("the files of " + tls + " can't be used: " + error.getMessage(), error);
+        }
+    }
+
+    synchronized ManagedChannel get(String endpoint) {
+        if (isClosed) {
+            throw new ClientClosedException("connection to " + endpoint);
+        }
+        if (tls != null) {
+            lookForNewFiles();
+        }
+        return channels.computeIfAbsent(endpoint, this::connect);
+    }
+
+    synchronized void close() {
+        isClosed = true;
+        channels.values().forEach(ManagedChannel::shutdownNow);
+        channels.clear();
+    }
+
+    private ManagedChannel connect(String endpoint) {
+        return Grpc.newChannelBuilder("dns:///" + endpoint, credentials)
+                .maxInboundMessageSize(MESSAGE_BYTES_MAX)
+                .keepAliveTime(10, TimeUnit.SECONDS)
+                .keepAliveTimeout(5, TimeUnit.SECONDS)
+                // The client decides about retries: it knows the other controllers.
+                .disableRetry()
+                .build();
+    }
+
+    private void lookForNewFiles() {
+        long now = System.nanoTime();
+        if (now - lookedAt < LOOK.toNanos()) {
+            return;
+        }
+        lookedAt = now;
+        try {
+            byte[][] found = read();
+            if (Arrays.deepEquals(found, loaded)) {
+                return;
+            }
+            load(found);
+        } catch (IOException | IllegalArgumentException error) {
+            // The files may be half written: the connections that exist stay in use.
+            LOG.warn("new TLS files can't be used, the earlier ones stay in use: {}", error.getMessage());
+            return;
+        }
+        channels.values().forEach(this::retire);
+        channels.clear();
+        LOG.info("TLS files were replaced, new connections use them");
+    }
+
+    private void retire(ManagedChannel channel) {
+        channel.shutdown();
+        // Pipelines and watches end only when they are cancelled, and continue on a new connection.
+        timer.schedule(channel::shutdownNow, GRACE.toMillis(), TimeUnit.MILLISECONDS);
+    }
+
+    private byte[][] read() throws IOException {
+        return new byte[][] {
+            Files.readAllBytes(tls.ca()), Files.readAllBytes(tls.certificate()), Files.readAllBytes(tls.key())
+        };
+    }
+
+    private void load(byte[][] files) throws IOException {
+        credentials = TlsChannelCredentials.newBuilder()
+                .trustManager(new ByteArrayInputStream(files[0]))
+                .keyManager(new ByteArrayInputStream(files[1]), new ByteArrayInputStream(files[2]))
+                .build();
+        loaded = files;
+        lookedAt = System.nanoTime();
+    }
+}
