@@ -28,7 +28,7 @@ import org.junit.jupiter.api.extension.ExtensionContext;
  *
  * <p>They run in the repository's {@code .venv}, over a directory as their bucket, and end with this process.
  */
-public final class Controllers implements BeforeAllCallback, ExtensionContext.Store.CloseableResource {
+public final class Controllers implements BeforeAllCallback, AutoCloseable {
     /** Failures are seen soon, so that tests take seconds. */
     private static final List<String> OPTIONS =
             List.of("--election-timeout-ms", "400", "--fetch-timeout-ms", "1500", "--lifecycle-interval-ms", "50",
