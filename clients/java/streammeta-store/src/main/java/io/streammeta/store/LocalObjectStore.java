@@ -209,7 +209,10 @@ final class LocalObjectStore implements ObjectStore {
                 }
                 break;
             } catch (FileAlreadyExistsException error) {
-                throw ifAbsent ? new ObjectExistsException(key) : error;
+                if (ifAbsent) {
+                    throw new ObjectExistsException(key);
+                }
+                throw error;
             } catch (NoSuchFileException error) {
                 // A delete in another thread removed the parent, empty until now.
                 if (attempt == MOVE_TRIES) {
