@@ -5,6 +5,7 @@ import io.streammeta.client.transport.Methods;
 import io.streammeta.v1.CheckObjectsRequest;
 import io.streammeta.v1.DescribeObjectsRequest;
 import io.streammeta.v1.GetObjectsRequest;
+import io.streammeta.v1.ListStreamObjectsRequest;
 import io.streammeta.v1.ListStreamSetObjectsRequest;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -92,16 +93,45 @@ public final class StoredObjects {
      * {@link io.streammeta.client.errors.NodeNotRegisteredException} for an unknown node.
      */
     public Pages<StreamSetObject> listStreamSetObjects(int nodeId) {
+        return listStreamSetObjects(nodeId, false);
+    }
+
+    /** Lists the committed stream set objects of a node as above, each with the streams in it if they are wanted. */
+    public Pages<StreamSetObject> listStreamSetObjects(int nodeId, boolean includeRanges) {
         return new Pages<>(token -> calls.call(
                         Methods.LIST_STREAM_SET_OBJECTS,
                         ListStreamSetObjectsRequest.newBuilder()
                                 .setNodeId(nodeId)
+                                .setIncludeRanges(includeRanges)
                                 .setPage(Wire.page(token))
                                 .build())
                 .thenApply(answer -> {
                     Wire.check(answer.getError(), "node " + nodeId);
                     return new Page<>(
                             answer.getObjectsList().stream().map(StreamSetObject::of).toList(),
+                            answer.getNextPageToken());
+                }));
+    }
+
+    /**
+     * Lists the stream objects and composites of a stream that overlap a range of offsets, by end offset. Fails with
+     * {@link io.streammeta.client.errors.StreamNotFoundException} for an unknown stream.
+     *
+     * @param startOffset only objects that end above it
+     * @param endOffset only objects that begin below it, empty for all
+     */
+    public Pages<StreamObject> listStreamObjects(long streamId, long startOffset, OptionalLong endOffset) {
+        ListStreamObjectsRequest.Builder builder =
+                ListStreamObjectsRequest.newBuilder().setStreamId(streamId).setStartOffset(startOffset);
+        endOffset.ifPresent(builder::setEndOffset);
+        ListStreamObjectsRequest request = builder.build();
+        return new Pages<>(token -> calls.call(
+                        Methods.LIST_STREAM_OBJECTS,
+                        request.toBuilder().setPage(Wire.page(token)).build())
+                .thenApply(answer -> {
+                    Wire.check(answer.getError(), "stream " + streamId);
+                    return new Page<>(
+                            answer.getObjectsList().stream().map(StreamObject::of).toList(),
                             answer.getNextPageToken());
                 }));
     }

@@ -55,8 +55,16 @@ public final class Streams {
 
     /** Finds the streams that have all of these tags, in id order. */
     public Pages<StreamDescription> find(Map<String, String> tags) {
-        FindStreamsRequest request =
-                FindStreamsRequest.newBuilder().addAllTags(Wire.tags(tags)).build();
+        return find(FindStreamsRequest.newBuilder().addAllTags(Wire.tags(tags)));
+    }
+
+    /** Finds the streams that have all of these tags and whose current range is on a node, in id order. */
+    public Pages<StreamDescription> findOf(int nodeId, Map<String, String> tags) {
+        return find(FindStreamsRequest.newBuilder().addAllTags(Wire.tags(tags)).setOwnerNodeId(nodeId));
+    }
+
+    private Pages<StreamDescription> find(FindStreamsRequest.Builder builder) {
+        FindStreamsRequest request = builder.build();
         return new Pages<>(token -> calls.call(
                         Methods.FIND_STREAMS, request.toBuilder().setPage(Wire.page(token)).build())
                 .thenApply(answer -> new Page<>(

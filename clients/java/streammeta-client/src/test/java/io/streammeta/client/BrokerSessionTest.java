@@ -80,9 +80,11 @@ class BrokerSessionTest {
         assertEquals(
                 List.of(ObjectState.COMMITTED),
                 await(client.objects().check(prepared.ids())));
-        assertEquals(1, await(client.objects().listStreamSetObjects(1).toList()).stream()
+        StreamSetObject listed = await(client.objects().listStreamSetObjects(1, true).toList()).stream()
                 .filter(object -> object.objectId() == prepared.firstObjectId())
-                .count());
+                .findFirst()
+                .orElseThrow();
+        assertEquals(List.of(new StreamSlice(streamId, StreamSlice.UNCHECKED, 0, 100)), listed.ranges());
 
         assertEquals(40, await(streams.trim(new StreamToTrim(streamId, 1, 40, 0))));
         await(streams.close(new StreamToClose(streamId, 1)));
@@ -93,7 +95,7 @@ class BrokerSessionTest {
         assertEquals(new OffsetRange(40, 100), description.ranges().get(0).offsets());
         assertEquals(
                 List.of(streamId),
-                await(client.streams().find(Map.of("topic", "life")).toList()).stream()
+                await(client.streams().findOf(1, Map.of("topic", "life")).toList()).stream()
                         .map(StreamDescription::streamId)
                         .toList());
 
@@ -153,6 +155,12 @@ class BrokerSessionTest {
         assertEquals(
                 List.of(new StreamDescription.StreamObject(first + 2, new OffsetRange(0, 10))),
                 stream.streamObjects());
+        StreamObject listed = await(client.objects()
+                        .listStreamObjects(streamId, 5, OptionalLong.empty())
+                        .toList())
+                .get(0);
+        assertEquals(first + 2, listed.objectId());
+        assertEquals(20, listed.facts().size());
     }
 
     @Test

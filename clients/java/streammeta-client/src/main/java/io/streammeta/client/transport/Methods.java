@@ -46,6 +46,8 @@ import io.streammeta.v1.HeartbeatRequest;
 import io.streammeta.v1.HeartbeatResponse;
 import io.streammeta.v1.ListKVsRequest;
 import io.streammeta.v1.ListKVsResponse;
+import io.streammeta.v1.ListStreamObjectsRequest;
+import io.streammeta.v1.ListStreamObjectsResponse;
 import io.streammeta.v1.ListStreamSetObjectsRequest;
 import io.streammeta.v1.ListStreamSetObjectsResponse;
 import io.streammeta.v1.LockNodeRequest;
@@ -266,6 +268,14 @@ public final class Methods {
             "ObjectService/DescribeObjects",
             DescribeObjectsRequest.getDefaultInstance(),
             DescribeObjectsResponse.getDefaultInstance(),
+            true,
+            true);
+
+    /** ObjectService/ListStreamObjects. */
+    public static final Method<ListStreamObjectsRequest, ListStreamObjectsResponse> LIST_STREAM_OBJECTS = new Method<>(
+            "ObjectService/ListStreamObjects",
+            ListStreamObjectsRequest.getDefaultInstance(),
+            ListStreamObjectsResponse.getDefaultInstance(),
             true,
             true);
 
