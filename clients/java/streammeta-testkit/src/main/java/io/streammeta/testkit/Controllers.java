@@ -1,20 +1,12 @@
 package io.streammeta.testkit;
 
-import java.io.BufferedReader;
 import java.io.IOException;
-import java.io.InputStreamReader;
-import java.io.UncheckedIOException;
-import java.io.Writer;
-import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.Comparator;
 import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.IntStream;
-import java.util.stream.Stream;
 import org.junit.jupiter.api.extension.BeforeAllCallback;
 import org.junit.jupiter.api.extension.ExtensionContext;
 
@@ -36,10 +28,7 @@ public final class Controllers implements BeforeAllCallback, AutoCloseable {
 
     private final boolean hasTls;
     private final List<Relay> relays;
-    private Path folder;
-    private Process process;
-    private BufferedReader output;
-    private Writer input;
+    private PythonProgram program;
     private List<String> endpoints = List.of();
 
     private Controllers(boolean hasTls, List<Relay> relays) {
@@ -64,40 +53,19 @@ public final class Controllers implements BeforeAllCallback, AutoCloseable {
 
     @Override
     public void beforeAll(ExtensionContext context) throws IOException {
-        folder = Files.createTempDirectory("streammeta-java-");
         start();
         context.getStore(ExtensionContext.Namespace.create(Controllers.class)).put(this, this);
     }
 
     private void start() throws IOException {
-        Path repository = Path.of(System.getProperty("streammeta.repository", "../../..")).toRealPath();
-        Path script = folder.resolve("cluster.py");
-        try (var resource = Controllers.class.getResourceAsStream("cluster.py")) {
-            Files.copy(resource, script);
-        }
-        List<String> command = new ArrayList<>(List.of(
-                repository.resolve(".venv/bin/python").toString(),
-                "-P",
-                script.toString(),
-                folder.toString(),
-                hasTls ? "tls" : "plain"));
-        command.addAll(OPTIONS);
-        command.add("--");
-        relays.forEach(relay -> command.add(relay.endpoint()));
-
-        process = new ProcessBuilder(command)
-                .redirectError(folder.resolve("cluster.log").toFile())
-                .start();
-        output = new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8));
-        input = process.outputWriter(StandardCharsets.UTF_8);
-        String ready = output.readLine();
-        if (ready == null) {
-            throw new IOException("the controllers did not start: "
-                    + Files.readString(folder.resolve("cluster.log")));
-        }
+        List<String> arguments = new ArrayList<>(List.of(hasTls ? "tls" : "plain"));
+        arguments.addAll(OPTIONS);
+        arguments.add("--");
+        relays.forEach(relay -> arguments.add(relay.endpoint()));
+        program = new PythonProgram("cluster.py", arguments);
 
         List<String> own = new ArrayList<>();
-        Matcher matcher = Pattern.compile("\"(127\\.0\\.0\\.1:[0-9]+)\"").matcher(ready);
+        Matcher matcher = Pattern.compile("\"(127\\.0\\.0\\.1:[0-9]+)\"").matcher(program.readLine());
         while (matcher.find()) {
             own.add(matcher.group(1));
         }
@@ -119,17 +87,17 @@ public final class Controllers implements BeforeAllCallback, AutoCloseable {
 
     /** Returns the address of the bucket, such as {@code file:///tmp/bucket}. */
     public String bucket() {
-        return folder.resolve("bucket").toUri().toString().replaceFirst("^file:/+", "file:///").replaceFirst("/$", "");
+        return "file://" + program.folder().resolve("bucket");
     }
 
     /** Returns the folder with the logs of the controllers and, over TLS, the certificates. */
     public Path folder() {
-        return folder;
+        return program.folder();
     }
 
     /** Returns a file of the certificates, such as {@code "broker-1.pem"}, {@code "broker-1.key"} or {@code "ca.pem"}. */
     public Path certificate(String name) {
-        return folder.resolve("certificates").resolve(name);
+        return program.folder().resolve("certificates").resolve(name);
     }
 
     /** Kills a controller, 1 to 3, as {@code kill -9} does. */
@@ -153,28 +121,14 @@ public final class Controllers implements BeforeAllCallback, AutoCloseable {
     }
 
     private void obey(String command, int nodeId) {
-        try {
-            input.write(command + " " + nodeId + "\n");
-            input.flush();
-            if (output.readLine() == null) {
-                throw new IllegalStateException("the controllers have ended: "
-                        + Files.readString(folder.resolve("cluster.log")));
-            }
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
-        }
+        program.writeLine(command + " " + nodeId);
+        program.readLine();
     }
 
     /** Ends the controllers and deletes their folder. */
     @Override
     public void close() throws IOException, InterruptedException {
         relays.forEach(Relay::close);
-        input.close(); // the program ends with its input
-        process.waitFor();
-        try (Stream<Path> files = Files.walk(folder)) {
-            for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
-                Files.deleteIfExists(file);
-            }
-        }
+        program.close();
     }
 }
