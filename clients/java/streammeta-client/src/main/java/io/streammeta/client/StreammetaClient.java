@@ -99,6 +99,14 @@ public final class StreammetaClient implements AutoCloseable {
         return Watch.begin(calls, selection, listener);
     }
 
+    /**
+     * Follows the keys of a namespace with a prefix. The future completes when all keys that there were have been
+     * reported.
+     */
+    public CompletableFuture<KeyFollower> followKeys(String namespace, String prefix, KeyListener listener) {
+        return KeyFollower.begin(calls, namespace, prefix, listener);
+    }
+
     /** Returns a node id that no node has, 1000 or more. */
     public CompletableFuture<Integer> nextNodeId() {
         return calls.call(Methods.GET_NEXT_NODE_ID, GetNextNodeIdRequest.getDefaultInstance())

@@ -1,6 +1,7 @@
 package io.streammeta.client;
 
 import com.google.protobuf.InvalidProtocolBufferException;
+import io.streammeta.client.errors.StreammetaException;
 import io.streammeta.client.transport.Calls;
 import io.streammeta.client.transport.Methods;
 import io.streammeta.client.transport.WatchStream;
@@ -26,7 +27,7 @@ public final class Watch implements AutoCloseable {
     private Watch(Calls calls, WatchSelection selection, WatchListener listener, long fromOffset) {
         this.selection = selection;
         this.listener = listener;
-        this.stream = new WatchStream(calls, selection.toWire(), fromOffset, this::translate, listener::onEnd);
+        this.stream = new WatchStream(calls, selection.toWire(), fromOffset, this::translate, this::end);
     }
 
     static CompletableFuture<Watch> begin(Calls calls, WatchSelection selection, WatchListener listener) {
@@ -60,14 +61,21 @@ public final class Watch implements AutoCloseable {
         } catch (InvalidProtocolBufferException error) {
             throw new IllegalStateException("the change at offset " + response.getOffset() + " does not parse", error);
         }
-        if (changes.isEmpty()) {
-            return;
+        if (!changes.isEmpty()) {
+            tell(() -> listener.onChanges(changes));
         }
+    }
+
+    private void end(StreammetaException error) {
+        tell(() -> listener.onEnd(error));
+    }
+
+    private void tell(Runnable callback) {
         try {
-            listener.onChanges(changes);
+            callback.run();
         } catch (RuntimeException error) {
             // The changes after it are wanted nevertheless.
-            LOG.error("a watch listener failed at offset {}", response.getOffset(), error);
+            LOG.error("a watch listener failed before offset {}", position(), error);
         }
     }
 }

@@ -23,7 +23,7 @@ public final class Bucket implements BeforeAllCallback, AutoCloseable {
     }
 
     @Override
-    public void close() throws IOException, InterruptedException {
+    public void close() throws IOException {
         program.close();
     }
 }

@@ -127,7 +127,7 @@ public final class Controllers implements BeforeAllCallback, AutoCloseable {
 
     /** Ends the controllers and deletes their folder. */
     @Override
-    public void close() throws IOException, InterruptedException {
+    public void close() throws IOException {
         relays.forEach(Relay::close);
         program.close();
     }

@@ -67,9 +67,9 @@ final class PythonProgram implements AutoCloseable {
 
     /** Ends the program and deletes its folder. */
     @Override
-    public void close() throws IOException, InterruptedException {
+    public void close() throws IOException {
         input.close();
-        process.waitFor();
+        process.onExit().join();
         try (Stream<Path> files = Files.walk(folder)) {
             for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
                 Files.deleteIfExists(file);

@@ -77,22 +77,29 @@ public final class Relay implements AutoCloseable {
     private void accept() {
         while (!listener.isClosed()) {
             try {
-                Socket client = listener.accept();
-                if (isCut || target == null) {
-                    reset(client);
-                    continue;
-                }
-                Socket server = new Socket();
-                server.connect(target, 2000);
-                sockets.add(client);
-                sockets.add(server);
-                start("there", () -> copy(client, server));
-                start("back", () -> copy(server, client));
+                forward(listener.accept());
             } catch (IOException error) {
-                // The target does not run, or the relay is closed: the client's connection breaks.
-                continue;
+                continue; // the relay is closed, or its client is gone
             }
         }
+    }
+
+    private void forward(Socket client) {
+        if (isCut || target == null) {
+            reset(client);
+            return;
+        }
+        Socket server = new Socket();
+        sockets.add(client);
+        sockets.add(server);
+        try {
+            server.connect(target, 2000);
+        } catch (IOException error) {
+            reset(client); // the target does not run
+            return;
+        }
+        start("there", () -> copy(client, server));
+        start("back", () -> copy(server, client));
     }
 
     private void copy(Socket from, Socket to) {

@@ -89,6 +89,13 @@ public final class Calls implements AutoCloseable {
         return channel.newCall(method.descriptor(type), CallOptions.DEFAULT);
     }
 
+    /** Makes a new connection for the next attempt if this one has no answer because of its connection. */
+    void dropBroken(String endpoint, Failure failure) {
+        if (failure.reason().isEmpty()) {
+            channels.dropBroken(endpoint);
+        }
+    }
+
     LeaderRouter router() {
         return router;
     }
@@ -228,6 +235,7 @@ public final class Calls implements AutoCloseable {
                 fail(unavailable());
                 return;
             }
+            dropBroken(search.endpoint(), failure);
             Optional<Duration> wait = search.recordFailure(failure);
             if (wait.isEmpty()) {
                 fail(failure.rejection(method.name()));

@@ -1,6 +1,7 @@
 package io.streammeta.client.transport;
 
 import io.grpc.ChannelCredentials;
+import io.grpc.ConnectivityState;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
@@ -27,6 +28,8 @@ final class Channels {
     private static final Logger LOG = LoggerFactory.getLogger(Channels.class);
     /** Answers that a controller may send are smaller. */
     private static final int MESSAGE_BYTES_MAX = 64 << 20;
+    /** Time after which a connection that is still being made is given up for a new one. */
+    private static final Duration CONNECT = Duration.ofSeconds(5);
     /** Interval of looks at the files of a certificate. */
     private static final Duration LOOK = Duration.ofSeconds(1);
     /** Time that calls have left on a connection when its certificate is replaced. */
@@ -34,7 +37,10 @@ final class Channels {
 
     private final TlsFiles tls;
     private final ScheduledExecutorService timer;
-    private final Map<String, ManagedChannel> channels = new HashMap<>();
+    private final Map<String, Opened> channels = new HashMap<>();
+    /** A connection, made at the first call. */
+    private record Opened(ManagedChannel channel, long openedAt) {}
+
     private byte[][] loaded;
     private long lookedAt;
     private ChannelCredentials credentials;
@@ -62,12 +68,30 @@ final class Channels {
         if (tls != null) {
             lookForNewFiles();
         }
-        return channels.computeIfAbsent(endpoint, this::connect);
+        return channels.computeIfAbsent(endpoint, name -> new Opened(connect(name), System.nanoTime()))
+                .channel();
+    }
+
+    /**
+     * Drops the connection of an attempt that got no answer, unless it is in use. gRPC would make the next one after a
+     * growing wait of its own, but the client has waits of its own, which end when a controller is back.
+     */
+    synchronized void dropBroken(String endpoint) {
+        Opened opened = channels.get(endpoint);
+        if (opened == null) {
+            return;
+        }
+        ConnectivityState state = opened.channel().getState(false);
+        boolean isLate = System.nanoTime() - opened.openedAt() > CONNECT.toNanos();
+        if (state == ConnectivityState.TRANSIENT_FAILURE || (state == ConnectivityState.CONNECTING && isLate)) {
+            channels.remove(endpoint);
+            opened.channel().shutdownNow();
+        }
     }
 
     synchronized void close() {
         isClosed = true;
-        channels.values().forEach(ManagedChannel::shutdownNow);
+        channels.values().forEach(opened -> opened.channel().shutdownNow());
         channels.clear();
     }
 
@@ -98,7 +122,7 @@ final class Channels {
             LOG.warn("new TLS files can't be used, the earlier ones stay in use: {}", error.getMessage());
             return;
         }
-        channels.values().forEach(this::retire);
+        channels.values().forEach(opened -> retire(opened.channel()));
         channels.clear();
         LOG.info("TLS files were replaced, new connections use them");
     }

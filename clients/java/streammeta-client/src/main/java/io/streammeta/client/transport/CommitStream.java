@@ -195,6 +195,7 @@ public final class CommitStream {
                 return;
             }
             disconnect("the call failed");
+            calls.dropBroken(search.endpoint(), failure);
             Optional<Duration> wait = search.recordFailure(failure);
             if (wait.isEmpty()) {
                 RejectedException rejection = failure.rejection(METHOD);

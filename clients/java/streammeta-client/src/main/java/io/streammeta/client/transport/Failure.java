@@ -82,7 +82,7 @@ record Failure(Status.Code code, String message, String reason, Map<String, Stri
                     case DEADLINE_EXCEEDED -> FailureKind.TIMED_OUT;
                     case ABORTED -> reason.equals("OUTCOME_UNKNOWN") ? FailureKind.OUTCOME_UNKNOWN : null;
                     // Without a reason the transport wrote it, not a controller.
-                    case INTERNAL -> reason.isEmpty() ? FailureKind.UNREACHABLE : null;
+                    case INTERNAL, UNKNOWN -> reason.isEmpty() ? FailureKind.UNREACHABLE : null;
                     default -> null;
                 });
     }

@@ -140,6 +140,7 @@ public final class WatchStream {
             boolean isFull = failure.code() == Status.Code.RESOURCE_EXHAUSTED
                     && !failure.reason().isEmpty();
             isFinal = !isFull && failure.kind().isEmpty();
+            calls.dropBroken(endpoint, failure);
             compacted.remove(endpoint);
             failed.put(endpoint, failure.text());
         }
