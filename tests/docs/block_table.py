@@ -13,6 +13,7 @@ _OPTIONS = Parsed("leaves options out")
 _MEMBERS = Parsed("needs four controllers; tests/server changes the voters by these commands")
 _SPARK = Parsed("needs a cluster of Spark; tests/reconcile runs the job and the sources")
 _FAR_BUCKET = Parsed("has a bucket of S3; tests/backup runs these commands on one of its own")
+_JAVA = RanBy("tests/docs/test_java_example.py::test_java_blocks_are_parts_of_the_examples")
 _OUTPUT = Drawn("output")
 
 TABLE: Mapping[str, Mapping[str, Kind]] = {
@@ -103,6 +104,11 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "header (40 bytes)": Drawn("a layout of bytes"),
     },
     "docs/installation.md": {"an s3:// address needs": _OUTPUT},
+    "docs/java.md": {
+        "./scripts/java --skip-tests": _LONG,
+        "try (StreammetaClient client": _JAVA,
+        "StreammetaClient client = ": _JAVA,
+    },
     "docs/kafka.md": {
         "streammeta dev": Ran("kafka"),
         "streammeta kafka-user": _OPTIONS,

@@ -15,7 +15,7 @@ from streammeta.controller.metadata.tables import values
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_OURS = {".git", ".venv", ".java", ".tools", "__pycache__", "build", "dist"}
+NOT_OURS = {".git", ".venv", ".java", ".tools", "__pycache__", "build", "dist", "target"}
 FILE_LINES_MAX = 500
 LONG_FILES = ROOT / "tests" / "project" / "long_files.txt"
 FUNCTION_LINES_MAX = 70

@@ -7,6 +7,7 @@ import sys
 from urllib.parse import quote
 
 from moto.server import ThreadedMotoServer
+
 from streammeta.storage.object_store.protocol.address import S3Config
 from streammeta.storage.object_store.protocol.retry import RetryPolicy
 from streammeta.storage.object_store.s3.s3_client import open_client

@@ -1,8 +1,10 @@
 """Controllers for tests in Java: three on loopback, over a directory as their bucket.
 
-Usage: cluster.py FOLDER plain|tls [OPTION...] [-- ADVERTISED...]. Options are those of `streammeta controller`, the
-advertised addresses those of relays in front of the controllers. Prints a JSON object once clients can connect. Commands
-on standard input, each answered by a line: `kill ID`, `start ID`, `pause ID`, `resume ID`. Ends with its input.
+Usage: cluster.py FOLDER plain|tls [OPTION...] [-- ADVERTISED...]
+
+The options are options of `streammeta controller`, the advertised addresses belong to relays in
+front of the controllers. Prints a JSON object once clients can connect. Answers each command on
+standard input by a line: `kill ID`, `start ID`, `pause ID`, `resume ID`. Ends with its input.
 """
 
 import json
@@ -16,6 +18,7 @@ from streammeta.cli.local.local_certificates import LocalCertificates
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.cli.quorum.features_command import change_level
 from streammeta.controller.features import SUPPORTED
+from streammeta.tls.files import TlsFiles
 from streammeta.tls.identity import Role
 
 COUNT = 3
@@ -23,6 +26,7 @@ BROKERS = range(1, 5)
 
 
 def main() -> None:
+    """Run the controllers until standard input ends."""
     folder, security, *rest = sys.argv[1:]
     options, _, advertised = " ".join(rest).partition("-- ")
     root = Path(folder)
@@ -30,7 +34,8 @@ def main() -> None:
     bucket.mkdir(parents=True, exist_ok=True)
     cluster = LocalCluster(root, "java", f"file://{bucket}", free_ports(COUNT), options.split())
     cluster.own_options = {
-        node_id: ("--advertise", address) for node_id, address in enumerate(advertised.split(), start=1)
+        node_id: ("--advertise", address)
+        for node_id, address in enumerate(advertised.split(), start=1)
     }
     admin = None
     if security == "tls":
@@ -50,7 +55,7 @@ def main() -> None:
         cluster.stop_all()
 
 
-def raise_level(cluster, admin) -> None:
+def raise_level(cluster: LocalCluster, admin: TlsFiles | None) -> None:
     """Raise the cluster to the newest feature level, once all controllers have connected."""
     until = time.monotonic() + 60
     with ControllerClient(cluster.endpoints, tls=admin) as client:
@@ -64,7 +69,7 @@ def raise_level(cluster, admin) -> None:
                 time.sleep(0.2)
 
 
-def obey(cluster, command: str, node_id: str) -> None:
+def obey(cluster: LocalCluster, command: str, node_id: str) -> None:
     """Do something to one controller."""
     child = cluster.children[int(node_id)]
     match command:
