@@ -1,14 +1,13 @@
 package io.streammeta.client;
 
-import com.google.protobuf.InvalidProtocolBufferException;
+import io.streammeta.client.errors.Rejection;
 import io.streammeta.client.errors.StreammetaException;
+import io.streammeta.client.errors.UnsupportedException;
 import io.streammeta.client.transport.Calls;
-import io.streammeta.client.transport.Methods;
 import io.streammeta.client.transport.WatchStream;
-import io.streammeta.v1.DescribeClusterRequest;
-import io.streammeta.v1.RecordSet;
 import io.streammeta.v1.WatchResponse;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -24,22 +23,16 @@ public final class Watch implements AutoCloseable {
     private final WatchListener listener;
     private final WatchStream stream;
 
-    private Watch(Calls calls, WatchSelection selection, WatchListener listener, long fromOffset) {
+    private Watch(Calls calls, WatchSelection selection, WatchListener listener) {
         this.selection = selection;
         this.listener = listener;
-        this.stream = new WatchStream(calls, selection.toWire(), fromOffset, this::translate, this::end);
+        this.stream = new WatchStream(
+                calls, selection.toWire(), selection.fromOffset(), this::onResponse, this::onEnd);
     }
 
     static CompletableFuture<Watch> begin(Calls calls, WatchSelection selection, WatchListener listener) {
-        CompletableFuture<Long> from = selection.fromOffset().isPresent()
-                ? CompletableFuture.completedFuture(selection.fromOffset().getAsLong())
-                : calls.call(Methods.DESCRIBE_CLUSTER, DescribeClusterRequest.getDefaultInstance())
-                        .thenApply(answer -> answer.getHighWatermark());
-        return from.thenApply(offset -> {
-            Watch watch = new Watch(calls, selection, listener, offset);
-            watch.stream.start();
-            return watch;
-        });
+        Watch watch = new Watch(calls, selection, listener);
+        return watch.stream.start().thenApply(none -> watch);
     }
 
     /** Returns the offset from which another watch would miss no change. */
@@ -53,20 +46,19 @@ public final class Watch implements AutoCloseable {
         stream.close();
     }
 
-    private void translate(WatchResponse response) {
-        List<MetadataChange> changes;
-        try {
-            RecordSet records = RecordSet.parseFrom(response.getRecords());
-            changes = LogRecords.changes(response.getOffset(), records.getRecordsList(), selection.kinds());
-        } catch (InvalidProtocolBufferException error) {
-            throw new IllegalStateException("the change at offset " + response.getOffset() + " does not parse", error);
+    private void onResponse(WatchResponse response) {
+        if (!response.getRecords().isEmpty()) {
+            stream.end(new UnsupportedException(new Rejection(
+                    "a watch of changes", null, "", "the controller sends records of its log", Map.of())));
+            return;
         }
+        List<MetadataChange> changes = WatchedChanges.of(response.getChangesList(), selection.kinds());
         if (!changes.isEmpty()) {
             tell(() -> listener.onChanges(changes));
         }
     }
 
-    private void end(StreammetaException error) {
+    private void onEnd(StreammetaException error) {
         tell(() -> listener.onEnd(error));
     }
 

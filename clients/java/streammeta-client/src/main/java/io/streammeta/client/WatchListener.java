@@ -6,7 +6,8 @@ import java.util.List;
 /** Callbacks of a watch, one at a time and in order. A listener that blocks holds back the changes after. */
 public interface WatchListener {
     /**
-     * Reports the selected changes of one log entry, which take effect together.
+     * Reports the selected changes of one log entry or of several. Those with the same offset took effect together, and
+     * come in one call.
      *
      * @param changes the changes, at least one
      */

@@ -54,7 +54,10 @@ public record WatchSelection(
     WatchRequest toWire() {
         WatchRequest.Builder request = WatchRequest.newBuilder()
                 .addAllStreamIds(streamIds)
-                .addAllNodeIds(nodeIds);
+                .addAllNodeIds(nodeIds)
+                .setTyped(true)
+                // A watch that lags receives the changes of many log entries in one message.
+                .setMayCombine(true);
         kinds.forEach(kind -> request.addKinds(kind.toWire()));
         keys.forEach(key -> request.addKvPrefixes(
                 KVPrefix.newBuilder().setNamespace(key.namespace()).setPrefix(key.prefix())));

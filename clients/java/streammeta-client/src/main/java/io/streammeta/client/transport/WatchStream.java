@@ -16,7 +16,9 @@ import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.OptionalLong;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.Consumer;
 
@@ -26,6 +28,8 @@ import java.util.function.Consumer;
  */
 public final class WatchStream {
     private static final String METHOD = Methods.WATCH.name();
+    /** Position of a watch from now on, before a controller has named it. */
+    private static final long NOW = -1;
     /** A controller sends at least its position more often than that. */
     private static final Duration SILENCE = Duration.ofSeconds(5);
 
@@ -33,6 +37,7 @@ public final class WatchStream {
     private final WatchRequest request;
     private final Consumer<WatchResponse> onChange;
     private final Consumer<StreammetaException> onEnd;
+    private final CompletableFuture<Void> begun = new CompletableFuture<>();
 
     // Why each controller does not serve the watch, since one has served it.
     private final Map<String, String> failed = new LinkedHashMap<>();
@@ -49,26 +54,35 @@ public final class WatchStream {
      * Creates a watch that is not started.
      *
      * @param request the selection, whose offset is replaced
-     * @param onChange receives each response with changes, one at a time
+     * @param fromOffset where it begins, empty for the changes from now on
+     * @param onChange receives each response once, one at a time, also those without changes
      * @param onEnd receives the error by which the watch ends
      */
     public WatchStream(
             Calls calls,
             WatchRequest request,
-            long fromOffset,
+            OptionalLong fromOffset,
             Consumer<WatchResponse> onChange,
             Consumer<StreammetaException> onEnd) {
         this.calls = calls;
         this.request = request;
-        this.nextOffset = fromOffset;
+        this.nextOffset = fromOffset.orElse(NOW);
         this.onChange = onChange;
         this.onEnd = onEnd;
         List<String> known = calls.router().known();
         this.endpoint = known.get(ThreadLocalRandom.current().nextInt(known.size()));
     }
 
-    /** Connects to a controller. */
-    public void start() {
+    /** Begins. The future completes when the position is known: every later change is observed. */
+    public CompletableFuture<Void> start() {
+        if (nextOffset != NOW) {
+            begun.complete(null);
+        }
+        connect();
+        return begun;
+    }
+
+    private void connect() {
         StreammetaException closed = null;
         synchronized (this) {
             if (isClosed) {
@@ -125,7 +139,10 @@ public final class WatchStream {
 
         if (response.getSnapshotRequired()) {
             moveOn(from);
-        } else if (isNew && !response.getRecords().isEmpty()) {
+            return;
+        }
+        begun.complete(null);
+        if (isNew) {
             onChange.accept(response);
         }
     }
@@ -183,19 +200,23 @@ public final class WatchStream {
 
         if (error != null) {
             end(error);
-        } else if (!calls.schedule(wait, this::start)) {
+        } else if (!calls.schedule(wait, this::connect)) {
             end(new ClientClosedException(METHOD));
         }
     }
 
-    private void end(StreammetaException error) {
+    /** Ends the watch with an error, of which the caller learns once. */
+    public void end(StreammetaException error) {
         synchronized (this) {
             if (isClosed) {
                 return;
             }
             close();
         }
-        onEnd.accept(error);
+        // A watch that has not begun has no listener yet.
+        if (!begun.completeExceptionally(error)) {
+            onEnd.accept(error);
+        }
     }
 
     /** One call, to one controller. */
@@ -212,7 +233,9 @@ public final class WatchStream {
         void open() {
             ClientCalls.asyncServerStreamingCall(
                     calls.open(Methods.WATCH, MethodType.SERVER_STREAMING, endpoint),
-                    request.toBuilder().setFromOffset(nextOffset).build(),
+                    nextOffset == NOW
+                            ? request.toBuilder().setFromNow(true).build()
+                            : request.toBuilder().setFromOffset(nextOffset).build(),
                     this);
             calls.schedule(SILENCE, this::look);
         }
