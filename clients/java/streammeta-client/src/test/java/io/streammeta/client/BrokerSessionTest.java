@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.streammeta.client.errors.ErrorCode;
+import io.streammeta.client.errors.InvalidRequestException;
 import io.streammeta.client.errors.KeyNotFoundException;
 import io.streammeta.client.errors.NodeEpochExpiredException;
 import io.streammeta.client.errors.NodeNotRegisteredException;
@@ -127,6 +128,30 @@ class BrokerSessionTest {
                 count * 10L, await(client.streams().describe(streamId)).orElseThrow().endOffset());
         assertEquals(count, client.metrics().commitsAccepted());
         assertEquals(1, client.metrics().commitsRejected());
+    }
+
+    @Test
+    void anInvalidCommitFailsAlone() {
+        long streamId = await(session.streams().create(Map.of()));
+        await(session.streams().open(new StreamToOpen(streamId, 1)));
+        PreparedObjects prepared = await(session.objects().prepare(61, TIME_TO_COMMIT));
+
+        List<CompletableFuture<CommitVerdict>> verdicts = new ArrayList<>();
+        CompletableFuture<CommitVerdict> invalid = null;
+        for (int number = 0; number < 60; number++) {
+            verdicts.add(session.pipeline()
+                    .submit(upload(prepared.firstObjectId() + number, streamId, number, number + 1)));
+            if (number == 37) {
+                // A status rejects the whole message, whichever commit breaks the rule.
+                invalid = session.pipeline().submit(upload(prepared.firstObjectId() + 60, streamId, 5, 5));
+            }
+        }
+
+        CompletableFuture<CommitVerdict> rejected = invalid;
+        var error = assertThrows(InvalidRequestException.class, () -> await(rejected));
+        assertEquals("INVALID_FIELD", error.reason());
+        verdicts.forEach(verdict -> assertTrue(await(verdict).isCommitted()));
+        assertEquals(60, await(client.streams().describe(streamId)).orElseThrow().endOffset());
     }
 
     @Test
