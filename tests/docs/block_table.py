@@ -14,6 +14,7 @@ _MEMBERS = Parsed("needs four controllers; tests/server changes the voters by th
 _SPARK = Parsed("needs a cluster of Spark; tests/reconcile runs the job and the sources")
 _FAR_BUCKET = Parsed("has a bucket of S3; tests/backup runs these commands on one of its own")
 _JAVA = RanBy("tests/docs/test_java_example.py::test_java_blocks_are_parts_of_the_examples")
+_GO_PAGE = "tests/clients/test_client_scenarios.py::test_the_lines_of_the_page_on_go_run"
 _OUTPUT = Drawn("output")
 
 TABLE: Mapping[str, Mapping[str, Kind]] = {
@@ -103,6 +104,10 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "data blocks |": Drawn("a layout of bytes"),
         "header (40 bytes)": Drawn("a layout of bytes"),
     },
+    "docs/go.md": {
+        "go mod edit": RanBy(_GO_PAGE),
+        "client, err := streammeta.Dial": RanBy(_GO_PAGE),
+    },
     "docs/installation.md": {"an s3:// address needs": _OUTPUT},
     "docs/java.md": {
         "./scripts/java --skip-tests": _LONG,
@@ -159,6 +164,11 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "streammeta controller ... --tls-ca /etc": _OPTIONS,
         "[principals]": Parsed("is a file of settings; tests/trust reads such policies"),
         "streammeta controller ... --tls-ca ...": _OPTIONS,
+    },
+    "docs/protocol.md": {
+        '{"loadBalancingConfig"': RanBy(
+            "tests/server/test_leader_health.py::test_a_stock_client_reaches_the_leader_by_its_health"
+        ),
     },
     "docs/reconciliation.md": {
         "streammeta reconcile watch": Parsed("runs until it is stopped; tests/reconcile runs it"),
