@@ -27,7 +27,6 @@ final class SegmentObjects {
     private static final String NAMES = "rocketmq-tiered/";
     /** An object of a commit that never ended is deleted after this time. */
     private static final Duration TIME_TO_COMMIT = Duration.ofMinutes(30);
-    /** A smaller number of names is deleted together with its owner. */
     private static final int NAMES_PER_CALL = 1_000;
 
     private final StreammetaClient client;
@@ -88,7 +87,7 @@ final class SegmentObjects {
     /** Commits bytes as the whole segment, in place of its parts, and returns the new ones. */
     List<NamedObjectToCommit> replace(SegmentName segment, InputStream bytes, int length) {
         List<NamedObjectToCommit> parts = upload(segment, 0, bytes, length);
-        deleteParts(segment, 0);
+        deleteParts(segment);
         StreammetaClient.await(session.namedObjects().commit(parts));
         return parts;
     }
@@ -104,9 +103,9 @@ final class SegmentObjects {
         target.put(bytes);
     }
 
-    /** Deletes a segment: its key, and with it its parts. */
+    /** Deletes a segment: its parts, and then its key, with parts that were committed meanwhile. */
     void destroy(SegmentName segment) {
-        deleteParts(segment, NAMES_PER_CALL);
+        deleteParts(segment);
         keys.delete(segment.key());
     }
 
@@ -167,13 +166,13 @@ final class SegmentObjects {
         return earlier;
     }
 
-    /** Deletes parts, last ones first, so that those that stay have no gap, until at most {@code stay} of them stay. */
-    private void deleteParts(SegmentName segment, int stay) {
+    /** Deletes parts, last ones first, so that those that stay have no gap. Controllers reject a replaced process. */
+    private void deleteParts(SegmentName segment) {
         List<String> parts = new ArrayList<>();
         StreammetaClient.await(
                 client.namedObjects().list(segment.partPrefix(names)).forEach(part -> parts.add(part.name())));
-        for (int end = parts.size(); end > stay; end -= NAMES_PER_CALL) {
-            List<String> last = parts.subList(Math.max(stay, end - NAMES_PER_CALL), end);
+        for (int end = parts.size(); end > 0; end -= NAMES_PER_CALL) {
+            List<String> last = parts.subList(Math.max(0, end - NAMES_PER_CALL), end);
             StreammetaClient.await(session.namedObjects().delete(last));
         }
     }

@@ -31,6 +31,7 @@ class FileSegmentTest {
     static final Controllers CONTROLLERS = Controllers.inPlainText();
 
     private static final MessageStoreExecutor EXECUTOR = new MessageStoreExecutor();
+    private static final Random RANDOM = new Random(5);
     private static final int NODE_ID = 20;
 
     private String broker;
@@ -198,7 +199,7 @@ class FileSegmentTest {
 
     private static byte[] random(int length) {
         byte[] bytes = new byte[length];
-        new Random(length).nextBytes(bytes);
+        RANDOM.nextBytes(bytes);
         return bytes;
     }
 }
