@@ -18,6 +18,7 @@ import java.util.Properties;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
 import java.util.jar.JarEntry;
 import java.util.jar.JarFile;
 import java.util.stream.Stream;
@@ -54,9 +55,13 @@ class StockBrokerTest {
             DefaultMQProducer producer = producer(broker);
             try {
                 send(producer, 0, MESSAGES / 3);
+                waitForParts();
+                broker.kill(); // in the middle of its first uploads
+                broker.start();
                 int leader = leader();
-                CONTROLLERS.kill(leader);
+                CompletableFuture<Void> killed = CompletableFuture.runAsync(() -> CONTROLLERS.kill(leader));
                 send(producer, MESSAGES / 3, MESSAGES);
+                killed.join();
                 assertEquals(expected(), receive(broker));
                 CONTROLLERS.start(leader);
             } finally {
@@ -122,7 +127,7 @@ class StockBrokerTest {
     private static void send(DefaultMQProducer producer, int from, int to) throws Exception {
         for (int number = from; number < to; number++) {
             Message message = new Message(TOPIC, "tag", "key-" + number, body(number).getBytes(StandardCharsets.UTF_8));
-            assertEquals(SendStatus.SEND_OK, producer.send(message, 10_000).getSendStatus());
+            assertEquals(SendStatus.SEND_OK, producer.send(message, 30_000).getSendStatus());
         }
     }
 
@@ -172,6 +177,17 @@ class StockBrokerTest {
 
     private static String body(int number) {
         return "message " + number + " " + "x".repeat(number % 500);
+    }
+
+    private static void waitForParts() throws InterruptedException {
+        long end = System.nanoTime() + UPLOAD.toNanos();
+        try (StreammetaClient client =
+                StreammetaClient.builder().endpoints(CONTROLLERS.endpoints()).build()) {
+            while (StreammetaClient.await(client.namedObjects().list("").page("")).items().isEmpty()) {
+                assertTrue(System.nanoTime() < end, "the broker uploaded nothing");
+                Thread.sleep(20);
+            }
+        }
     }
 
     private static int leader() {
