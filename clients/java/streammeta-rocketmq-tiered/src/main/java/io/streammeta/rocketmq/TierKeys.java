@@ -1,59 +1,49 @@
 package io.streammeta.rocketmq;
 
+import io.streammeta.client.KeyFollower;
+import io.streammeta.client.KeyListener;
 import io.streammeta.client.KeyValue;
 import io.streammeta.client.KeyValues;
-import io.streammeta.client.MetadataChange;
 import io.streammeta.client.ObjectOwner;
 import io.streammeta.client.StreammetaClient;
-import io.streammeta.client.Watch;
-import io.streammeta.client.WatchListener;
-import io.streammeta.client.WatchSelection;
-import io.streammeta.client.errors.ClientClosedException;
 import io.streammeta.client.errors.KeyConflictException;
-import io.streammeta.client.errors.StreammetaException;
-import java.nio.charset.StandardCharsets;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
-import java.util.Set;
 import java.util.TreeMap;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentSkipListMap;
-import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 import java.util.function.UnaryOperator;
-import org.apache.rocketmq.logging.org.slf4j.Logger;
-import org.apache.rocketmq.logging.org.slf4j.LoggerFactory;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
-import org.apache.rocketmq.tieredstore.util.MessageStoreUtil;
 
 /**
- * Keys of one tier, all in memory and kept current by a watch. Values are JSON, with the epoch of the process that wrote
+ * Keys of one tier, all in memory and kept current by a follower. Values are JSON, with the epoch of the process that wrote
  * them. Reads are local. Writes compare and set, and never replace a value of a newer process.
  */
-final class TierKeys implements AutoCloseable {
-    private static final Logger LOG = LoggerFactory.getLogger(MessageStoreUtil.TIERED_STORE_LOGGER_NAME);
+final class TierKeys implements KeyListener, AutoCloseable {
     private static final String NAMESPACE = "rocketmq-tiered";
     private static final String WRITER = "writerEpoch";
-    private static final long REPEAT_MS = 1_000;
 
-    /** A value, null if this process deleted it and the watch has not reported that yet. */
-    private record Entry(byte[] value, long version) {
+    /**
+     * A value.
+     *
+     * @param value null if this process deleted it, and that is not reported yet
+     * @param version the version, or the one that was deleted
+     * @param followed the last version that was reported
+     */
+    private record Entry(byte[] value, long version, long followed) {
         boolean isDeleted() {
             return value == null;
         }
     }
 
-    private final StreammetaClient client;
     private final KeyValues keys;
     private final String prefix;
     private final long epoch;
     private final ConcurrentSkipListMap<String, Entry> entries = new ConcurrentSkipListMap<>();
-    private volatile Watch watch;
+    private KeyFollower follower;
 
     private TierKeys(StreammetaClient client, String prefix, long epoch) {
-        this.client = client;
         this.keys = client.keyValues(NAMESPACE);
         this.prefix = prefix;
         this.epoch = epoch;
@@ -62,7 +52,7 @@ final class TierKeys implements AutoCloseable {
     /** Loads the keys with a prefix, for the process with an epoch. */
     static TierKeys open(StreammetaClient client, String prefix, long epoch) {
         TierKeys keys = new TierKeys(client, prefix, epoch);
-        StreammetaClient.await(keys.load());
+        keys.follower = StreammetaClient.await(client.followKeys(NAMESPACE, prefix, keys));
         return keys;
     }
 
@@ -146,8 +136,8 @@ final class TierKeys implements AutoCloseable {
             requireNotNewer(key, seen);
             Map<String, Long> version = Map.of(prefix + key, seen.version());
             if (StreammetaClient.await(keys.deleteAllIfVersion(version)).isEmpty()) {
-                // The watch may still have to report the value itself, and must not restore it.
-                merge(key, new Entry(null, seen.version()));
+                // The value itself may still be reported, and must not come back.
+                adopt(key, null, seen.version(), 0);
                 return;
             }
             seen = refresh(key);
@@ -156,7 +146,7 @@ final class TierKeys implements AutoCloseable {
 
     @Override
     public void close() {
-        watch.close();
+        follower.close();
     }
 
     private boolean write(String key, byte[] value, Entry seen) {
@@ -166,7 +156,7 @@ final class TierKeys implements AutoCloseable {
         try {
             long version = seen == null ? 0 : seen.version();
             long written = StreammetaClient.await(keys.putIfVersion(prefix + key, value, version));
-            merge(key, new Entry(value, written));
+            adopt(key, value, written, 0);
             return true;
         } catch (KeyConflictException conflict) {
             return false;
@@ -207,70 +197,28 @@ final class TierKeys implements AutoCloseable {
             }
             return null;
         }
-        merge(key, new Entry(found.get().value(), found.get().version()));
+        adopt(key, found.get().value(), found.get().version(), 0);
         return live(key);
     }
 
-    /** A version is the end of the log entry that wrote it, so the larger one is newer. */
-    private void merge(String key, Entry entry) {
-        entries.merge(key, entry, (old, other) -> {
-            boolean isNewer = other.version() > old.version() || other.version() == old.version() && other.isDeleted();
-            return isNewer ? other : old;
+    /** Adopts a value, null for a deletion by this process, unless a newer one is known. Versions grow over all keys. */
+    private void adopt(String key, byte[] value, long version, long followed) {
+        entries.compute(key, (same, old) -> {
+            long reported = Math.max(followed, old == null ? 0 : old.followed());
+            boolean isNewer = old == null || version > old.version() || version == old.version() && value == null;
+            return isNewer ? new Entry(value, version, reported) : new Entry(old.value(), old.version(), reported);
         });
     }
 
-    private CompletableFuture<Void> load() {
-        WatchListener listener = new WatchListener() {
-            @Override
-            public void onChanges(List<MetadataChange> changes) {
-                changes.forEach(TierKeys.this::apply);
-            }
-
-            @Override
-            public void onEnd(StreammetaException error) {
-                reload(error);
-            }
-        };
-        return client.watch(WatchSelection.ofKeys(NAMESPACE, prefix), listener).thenCompose(begun -> {
-            watch = begun;
-            // An entry that is still the same after the listing, and not in it, is deleted.
-            Map<String, Entry> before = Map.copyOf(entries);
-            Set<String> listed = new HashSet<>();
-            return keys.list(prefix)
-                    .forEach(found -> {
-                        String key = found.key().substring(prefix.length());
-                        listed.add(key);
-                        merge(key, new Entry(found.value(), found.version()));
-                    })
-                    .thenRun(() -> before.forEach((key, entry) -> {
-                        if (!listed.contains(key)) {
-                            entries.remove(key, entry);
-                        }
-                    }));
-        });
+    @Override
+    public void onPut(KeyValue value) {
+        adopt(value.key().substring(prefix.length()), value.value(), value.version(), value.version());
     }
 
-    private void reload(Throwable error) {
-        if (error instanceof ClientClosedException) {
-            return;
-        }
-        LOG.warn("The watch of '{}' ended, watching again in {} ms: {}", prefix, REPEAT_MS, error.toString());
-        CompletableFuture.delayedExecutor(REPEAT_MS, TimeUnit.MILLISECONDS).execute(() -> load().exceptionally(failure -> {
-            watch.close();
-            reload(StreammetaClient.cause(failure));
-            return null;
-        }));
-    }
-
-    private void apply(MetadataChange change) {
-        if (change instanceof MetadataChange.Key ofKey) {
-            String key = ofKey.key().substring(prefix.length());
-            if (ofKey.value().isPresent()) {
-                KeyValue value = ofKey.value().get();
-                merge(key, new Entry(value.value(), value.version()));
-            } else {
-                entries.computeIfPresent(key, (same, entry) -> entry.version() <= ofKey.offset() ? null : entry);
-            }
-        }
+    @Override
+    public void onDeleted(String key) {
+        // A value that this process has put since is reported next.
+        entries.computeIfPresent(
+                key.substring(prefix.length()), (same, entry) -> entry.version() <= entry.followed() ? null : entry);
     }
 }

@@ -5,12 +5,22 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import io.streammeta.client.BrokerSession;
 import io.streammeta.client.NamedObject;
+import io.streammeta.client.NamedObjectToCommit;
+import io.streammeta.client.NodeIdentity;
+import io.streammeta.client.SessionOptions;
 import io.streammeta.client.StreammetaClient;
+import io.streammeta.client.errors.LimitExceededException;
 import io.streammeta.testkit.Controllers;
 import java.nio.ByteBuffer;
+import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
+import java.util.OptionalLong;
 import java.util.Random;
 import java.util.concurrent.CompletionException;
 import org.apache.rocketmq.tieredstore.MessageStoreConfig;
@@ -33,6 +43,7 @@ class FileSegmentTest {
     private static final MessageStoreExecutor EXECUTOR = new MessageStoreExecutor();
     private static final Random RANDOM = new Random(5);
     private static final int NODE_ID = 20;
+    private static final String PARTS = "rocketmq-tiered/cluster/";
 
     private String broker;
     private Tier tier;
@@ -167,6 +178,31 @@ class FileSegmentTest {
         assertThrows(RuntimeException.class, segment::destroyFile);
     }
 
+    @Test
+    void aSegmentMayHaveThousandsOfParts() {
+        StreammetaFileSegment segment = segment(FileSegmentType.COMMIT_LOG);
+        int count = 3_000; // a part each 30 s, for a day
+        try (StreammetaClient client = client();
+                BrokerSession other = StreammetaClient.await(
+                        client.openSession(new NodeIdentity(NODE_ID + 1, 1), SessionOptions.DEFAULT))) {
+            String prefix = new SegmentName(path(), FileSegmentType.COMMIT_LOG, 0).partPrefix(PARTS + broker + "/");
+            var owner = tier.keys().owner(segment.getPath());
+            for (int start = 0; start < count; start += 1_000) {
+                List<NamedObjectToCommit> batch = new ArrayList<>();
+                for (long id : StreammetaClient.await(other.objects().prepare(1_000, Duration.ofMinutes(1))).ids()) {
+                    String name = prefix + SegmentName.padded(start + batch.size());
+                    batch.add(new NamedObjectToCommit(id, name, 1, OptionalLong.empty(), owner, Map.of()));
+                }
+                StreammetaClient.await(other.namedObjects().commit(batch));
+            }
+        } catch (LimitExceededException older) {
+            assumeTrue(false, "these controllers allow fewer parts: " + older.getMessage());
+        }
+        assertEquals(count, segment.getSize());
+        segment.destroyFile();
+        assertEquals(List.of(), parts());
+    }
+
     private Tier open() {
         TierSettings settings = new TierSettings(CONTROLLERS.endpoints(), CONTROLLERS.bucket(), NODE_ID, null);
         return Tier.open(settings, "cluster", broker);
@@ -183,11 +219,13 @@ class FileSegmentTest {
     }
 
     private List<NamedObject> parts() {
-        try (StreammetaClient client =
-                StreammetaClient.builder().endpoints(CONTROLLERS.endpoints()).build()) {
-            return StreammetaClient.await(
-                    client.namedObjects().list("rocketmq-tiered/cluster/" + broker + "/").toList());
+        try (StreammetaClient client = client()) {
+            return StreammetaClient.await(client.namedObjects().list(PARTS + broker + "/").toList());
         }
+    }
+
+    private static StreammetaClient client() {
+        return StreammetaClient.builder().endpoints(CONTROLLERS.endpoints()).build();
     }
 
     private static void commit(StreammetaFileSegment segment, byte[] bytes, int position, int length) {
