@@ -25,6 +25,7 @@ final class Tier implements AutoCloseable {
     private static final Map<List<String>, Tier> OPEN = new ConcurrentHashMap<>();
 
     private static final String OWNER = "owner";
+    private static final int NAMED_OBJECTS_LEVEL = 3;
 
     /** The node whose processes write a tier. */
     static final class Owner {
@@ -48,12 +49,16 @@ final class Tier implements AutoCloseable {
     private final SegmentObjects objects;
 
     private Tier(
-            StreammetaClient client, BrokerSession session, ObjectStore store, TierKeys keys, SegmentObjects objects) {
+            StreammetaClient client,
+            BrokerSession session,
+            ObjectStore store,
+            String objectNamespace,
+            String prefix) {
         this.client = client;
         this.session = session;
         this.store = store;
-        this.keys = keys;
-        this.objects = objects;
+        this.keys = TierKeys.open(client, prefix, session.node().nodeEpoch());
+        this.objects = new SegmentObjects(client, session, store, objectNamespace, keys, prefix);
     }
 
     /** Returns the tier of a broker, which the first call opens. */
@@ -80,16 +85,19 @@ final class Tier implements AutoCloseable {
         }
         ObjectStore store = ObjectStore.open(settings.bucket());
         StreammetaClient client = builder.build();
+        BrokerSession session = null;
         try {
             store.check();
             ClusterDescription cluster = StreammetaClient.await(client.describeCluster());
-            BrokerSession session = register(client, settings.nodeId(), prefix);
-            TierKeys keys = TierKeys.open(client, prefix, session.node().nodeEpoch());
-            requireOwner(keys, settings.nodeId(), prefix);
-            SegmentObjects objects =
-                    new SegmentObjects(client, session, store, cluster.objectNamespace(), keys, prefix);
-            return new Tier(client, session, store, keys, objects);
+            requireLevel(cluster.featureLevel());
+            session = register(client, settings.nodeId(), prefix);
+            Tier tier = new Tier(client, session, store, cluster.objectNamespace(), prefix);
+            requireOwner(tier.keys, settings.nodeId(), prefix);
+            return tier;
         } catch (RuntimeException error) {
+            if (session != null) {
+                session.close();
+            }
             client.close();
             store.close();
             throw error;
@@ -134,6 +142,13 @@ final class Tier implements AutoCloseable {
             } catch (NodeEpochExpiredException race) {
                 LOG.warn("Node {} registers again, because another process of it registered meanwhile", nodeId, race);
             }
+        }
+    }
+
+    private static void requireLevel(int level) {
+        if (level < NAMED_OBJECTS_LEVEL) {
+            throw new IllegalStateException("the cluster has feature level " + level + ", and tiers need level "
+                    + NAMED_OBJECTS_LEVEL + ". Raise it by: streammeta features upgrade --to " + NAMED_OBJECTS_LEVEL);
         }
     }
 

@@ -62,10 +62,9 @@ record TierSettings(List<String> controllers, String bucket, int nodeId, TlsFile
     }
 
     private static int nodeId(String value) {
-        try {
-            return Integer.parseUnsignedInt(value);
-        } catch (NumberFormatException error) {
-            throw new IllegalArgumentException("node.id is '" + value + "', expected a number from 0 on", error);
+        if (!value.matches("[0-9]{1,9}")) {
+            throw new IllegalArgumentException("node.id is '" + value + "', expected a number from 0 to 999999999");
         }
+        return Integer.parseInt(value);
     }
 }
