@@ -63,12 +63,19 @@ public final class StreammetaFileSegment extends FileSegment {
         return name.key();
     }
 
-    /** Returns the bytes of the segment, or -1 if the controllers don't answer. */
+    /**
+     * Returns the bytes of the segment. If the controllers don't answer, returns -1 while a failed commit waits to be
+     * repeated, for which the broker asks again, and throws otherwise.
+     */
     @Override
     public long getSize() {
         try {
             return parts().size();
         } catch (RuntimeException error) {
+            // RocketMQ 5.3 begins or continues a segment at a wrong position after -1.
+            if (fileSegmentInputStream == null) {
+                throw error;
+            }
             LOG.error("The size of segment '{}' is unknown, the broker will ask again", getPath(), error);
             return GET_FILE_SIZE_ERROR;
         }

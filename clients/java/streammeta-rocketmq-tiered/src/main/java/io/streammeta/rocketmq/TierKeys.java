@@ -6,6 +6,7 @@ import io.streammeta.client.KeyValue;
 import io.streammeta.client.KeyValues;
 import io.streammeta.client.ObjectOwner;
 import io.streammeta.client.StreammetaClient;
+import io.streammeta.client.errors.ControllerUnavailableException;
 import io.streammeta.client.errors.KeyConflictException;
 import java.util.List;
 import java.util.Map;
@@ -14,13 +15,17 @@ import java.util.TreeMap;
 import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.function.Consumer;
 import java.util.function.UnaryOperator;
+import org.apache.rocketmq.logging.org.slf4j.Logger;
+import org.apache.rocketmq.logging.org.slf4j.LoggerFactory;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
+import org.apache.rocketmq.tieredstore.util.MessageStoreUtil;
 
 /**
  * Keys of one tier, all in memory and kept current by a follower. Values are JSON, with the epoch of the process that wrote
  * them. Reads are local. Writes compare and set, and never replace a value of a newer process.
  */
 final class TierKeys implements KeyListener, AutoCloseable {
+    private static final Logger LOG = LoggerFactory.getLogger(MessageStoreUtil.TIERED_STORE_LOGGER_NAME);
     private static final String NAMESPACE = "rocketmq-tiered";
     private static final String WRITER = "writerEpoch";
 
@@ -82,12 +87,22 @@ final class TierKeys implements KeyListener, AutoCloseable {
                 .toList();
     }
 
-    /** Puts a value. */
+    /**
+     * Puts a value. Waits as long as the controllers don't answer: RocketMQ would lose track of messages that are
+     * committed, but whose segment could not be updated.
+     */
     void put(String key, Object value) {
         byte[] bytes = encode(value);
         Entry seen = live(key);
-        while (!write(key, bytes, seen)) {
-            seen = refresh(key);
+        while (true) {
+            try {
+                if (write(key, bytes, seen)) {
+                    return;
+                }
+                seen = refresh(key);
+            } catch (ControllerUnavailableException error) {
+                LOG.warn("Key '{}' is not stored yet, trying again", prefix + key, error);
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 package io.streammeta.rocketmq;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -11,6 +13,7 @@ import java.nio.ByteBuffer;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.tieredstore.MessageStoreConfig;
 import org.apache.rocketmq.tieredstore.MessageStoreExecutor;
@@ -77,6 +80,21 @@ class FaultsTest {
             assertNull(metadata.getFileSegment(PATH, FileSegmentType.COMMIT_LOG, 0));
         } finally {
             executor.shutdown();
+        }
+    }
+
+    @Test
+    void anUpdateOfASegmentWaitsForTheControllers() throws Exception {
+        try (Tier tier = open()) {
+            StreammetaMetadataStore metadata = new StreammetaMetadataStore(tier);
+            FileSegmentMetadata facts = new FileSegmentMetadata(PATH, 1, FileSegmentType.COMMIT_LOG.getCode());
+            CONTROLLERS.relays().forEach(Relay::cut);
+            CompletableFuture<Void> update = CompletableFuture.runAsync(() -> metadata.updateFileSegment(facts));
+            Thread.sleep(31_000); // longer than the deadline of a call
+            assertFalse(update.isDone());
+            CONTROLLERS.relays().forEach(Relay::heal);
+            update.get(30, TimeUnit.SECONDS);
+            assertNotNull(metadata.getFileSegment(PATH, FileSegmentType.COMMIT_LOG, 1));
         }
     }
 

@@ -25,6 +25,7 @@ import java.util.Random;
 import java.util.concurrent.CompletionException;
 import org.apache.rocketmq.tieredstore.MessageStoreConfig;
 import org.apache.rocketmq.tieredstore.MessageStoreExecutor;
+import org.apache.rocketmq.tieredstore.common.AppendResult;
 import org.apache.rocketmq.tieredstore.common.FileSegmentType;
 import org.apache.rocketmq.tieredstore.metadata.entity.FileSegmentMetadata;
 import org.apache.rocketmq.tieredstore.stream.FileSegmentInputStream;
@@ -173,8 +174,14 @@ class FileSegmentTest {
     void aFailedLookIsNoAbsence() {
         StreammetaFileSegment segment = segment(FileSegmentType.COMMIT_LOG);
         tier.close();
-        assertEquals(-1, segment.getSize());
         assertThrows(RuntimeException.class, segment::exists);
+        assertThrows(RuntimeException.class, segment::getSize); // the broker would begin at -1
+        assertEquals(AppendResult.SUCCESS, segment.append(ByteBuffer.wrap(random(10)), 1));
+        for (int attempt = 0; attempt < 2; attempt++) { // the broker's lock of commits is free again
+            assertFalse(segment.commitAsync().join());
+            assertEquals(-1, segment.getSize());
+            assertEquals(0, segment.getCommitPosition());
+        }
         assertThrows(RuntimeException.class, segment::destroyFile);
     }
 
