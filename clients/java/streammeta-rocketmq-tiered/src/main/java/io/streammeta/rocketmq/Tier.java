@@ -25,7 +25,6 @@ final class Tier implements AutoCloseable {
     private static final Map<List<String>, Tier> OPEN = new ConcurrentHashMap<>();
 
     private static final String OWNER = "owner";
-    private static final int NAMED_OBJECTS_LEVEL = 3;
 
     /** The node whose processes write a tier. */
     static final class Owner {
@@ -89,7 +88,6 @@ final class Tier implements AutoCloseable {
         try {
             store.check();
             ClusterDescription cluster = StreammetaClient.await(client.describeCluster());
-            requireLevel(cluster.featureLevel());
             session = register(client, settings.nodeId(), prefix);
             Tier tier = new Tier(client, session, store, cluster.objectNamespace(), prefix);
             requireOwner(tier.keys, settings.nodeId(), prefix);
@@ -142,13 +140,6 @@ final class Tier implements AutoCloseable {
             } catch (NodeEpochExpiredException race) {
                 LOG.warn("Node {} registers again, because another process of it registered meanwhile", nodeId, race);
             }
-        }
-    }
-
-    private static void requireLevel(int level) {
-        if (level < NAMED_OBJECTS_LEVEL) {
-            throw new IllegalStateException("the cluster has feature level " + level + ", and tiers need level "
-                    + NAMED_OBJECTS_LEVEL + ". Raise it by: streammeta features upgrade --to " + NAMED_OBJECTS_LEVEL);
         }
     }
 

@@ -23,12 +23,14 @@ import java.util.jar.JarEntry;
 import java.util.jar.JarFile;
 import java.util.stream.Stream;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.exception.RemotingException;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty;
 import org.junit.jupiter.api.extension.RegisterExtension;
@@ -44,6 +46,7 @@ class StockBrokerTest {
     private static final String TOPIC = "orders";
     private static final int MESSAGES = 3_000;
     private static final int QUEUES = 4;
+    private static final Duration SEND = Duration.ofMinutes(2);
     private static final Duration UPLOAD = Duration.ofMinutes(3);
 
     @TempDir
@@ -119,15 +122,27 @@ class StockBrokerTest {
         DefaultMQProducer producer = new DefaultMQProducer("producers");
         producer.setNamesrvAddr(broker.nameServerAddress());
         producer.setDefaultTopicQueueNums(QUEUES);
-        producer.setRetryTimesWhenSendFailed(20);
         producer.start();
         return producer;
     }
 
     private static void send(DefaultMQProducer producer, int from, int to) throws Exception {
+        long end = System.nanoTime() + SEND.toNanos();
         for (int number = from; number < to; number++) {
             Message message = new Message(TOPIC, "tag", "key-" + number, body(number).getBytes(StandardCharsets.UTF_8));
-            assertEquals(SendStatus.SEND_OK, producer.send(message, 30_000).getSendStatus());
+            while (!isSent(producer, message)) {
+                assertTrue(System.nanoTime() < end, "the broker accepted too few messages");
+            }
+        }
+    }
+
+    /** Sends a message, perhaps again: the broker was killed, and the client learns of its return late. */
+    private static boolean isSent(DefaultMQProducer producer, Message message) throws InterruptedException {
+        try {
+            return producer.send(message).getSendStatus() == SendStatus.SEND_OK;
+        } catch (MQClientException | MQBrokerException | RemotingException failed) {
+            Thread.sleep(200);
+            return false;
         }
     }
 
