@@ -136,11 +136,11 @@ class StockBrokerTest {
         }
     }
 
-    /** Sends a message, perhaps again: the broker was killed, and the client learns of its return late. */
+    /** Sends a message, perhaps again: the broker was killed, and name server and client learn of its return late. */
     private static boolean isSent(DefaultMQProducer producer, Message message) throws InterruptedException {
         try {
             return producer.send(message).getSendStatus() == SendStatus.SEND_OK;
-        } catch (MQClientException | MQBrokerException | RemotingException failed) {
+        } catch (MQClientException | MQBrokerException | RemotingException | IllegalStateException failed) {
             Thread.sleep(200);
             return false;
         }
