@@ -32,7 +32,7 @@ final class TierKeys implements KeyListener, AutoCloseable {
     /**
      * A value.
      *
-     * @param value null if this process deleted it, and that is not reported yet
+     * @param value null if it is deleted, and that is not reported yet
      * @param version the version, or the one that was deleted
      * @param followed the last version that was reported
      */
@@ -208,7 +208,7 @@ final class TierKeys implements KeyListener, AutoCloseable {
         Optional<KeyValue> found = StreammetaClient.await(keys.get(prefix + key));
         if (found.isEmpty()) {
             if (old != null) {
-                entries.remove(key, old);
+                adopt(key, null, old.version(), 0);
             }
             return null;
         }
@@ -216,7 +216,7 @@ final class TierKeys implements KeyListener, AutoCloseable {
         return live(key);
     }
 
-    /** Adopts a value, null for a deletion by this process, unless a newer one is known. Versions grow over all keys. */
+    /** Adopts a value, null for a deletion, unless a newer one is known. Versions grow over all keys. */
     private void adopt(String key, byte[] value, long version, long followed) {
         entries.compute(key, (same, old) -> {
             long reported = Math.max(followed, old == null ? 0 : old.followed());

@@ -129,6 +129,7 @@ class TierTest {
         for (int round = 0; round < 50; round++) {
             store.updateFileSegment(segment("orders", 0, round));
             store.deleteFileSegment(path("orders"), FileSegmentType.COMMIT_LOG, 0);
+            store.deleteFileSegment(path("orders"), FileSegmentType.COMMIT_LOG, 0);
             assertNull(store.getFileSegment(path("orders"), FileSegmentType.COMMIT_LOG, 0));
         }
         store.updateFileSegment(segment("orders", 0, 7));
