@@ -8,6 +8,7 @@ import io.streammeta.client.NamedObject;
 import io.streammeta.client.NamedObjectToCommit;
 import io.streammeta.client.ObjectOwner;
 import io.streammeta.client.Pages;
+import io.streammeta.client.errors.KeyConflictException;
 import io.streammeta.store.ObjectNotFoundException;
 import java.io.IOException;
 import java.nio.ByteBuffer;
@@ -69,22 +70,29 @@ final class NamedCopies {
         cluster.store().put(cluster.keyOf(ids.get(1)), ByteBuffer.wrap(index));
 
         ObjectOwner owner = new ObjectOwner.Key(OWNERS, name);
-        await(session.namedObjects()
-                .commit(List.of(
-                        new NamedObjectToCommit(
-                                ids.get(0),
-                                name,
-                                data.size(),
-                                OptionalLong.of(data.crc32c()),
-                                owner,
-                                labelsOf("data", labels)),
-                        new NamedObjectToCommit(
-                                ids.get(1),
-                                name + INDEX,
-                                index.length,
-                                OptionalLong.of(crc32c(index)),
-                                owner,
-                                labelsOf("index", labels)))));
+        OptionalLong dataCrc = OptionalLong.of(data.crc32c());
+        OptionalLong indexCrc = OptionalLong.of(crc32c(index));
+        NamedObjectToCommit dataObject = new NamedObjectToCommit(
+                ids.get(0), name, data.size(), dataCrc, owner, labelsOf("data", labels));
+        NamedObjectToCommit indexObject = new NamedObjectToCommit(
+                ids.get(1), name + INDEX, index.length, indexCrc, owner, labelsOf("index", labels));
+        try {
+            await(session.namedObjects().commit(List.of(dataObject, indexObject)));
+        } catch (KeyConflictException error) {
+            // An earlier attempt, whose answer was lost, committed the same bytes. Those of this one expire.
+            Map<String, NamedObject> found = describe(name);
+            boolean isRepeat = found.size() == 2
+                    && found.get(name).crc32c().equals(dataCrc)
+                    && found.get(name + INDEX).crc32c().equals(indexCrc);
+            if (!isRepeat) {
+                throw error;
+            }
+        }
+    }
+
+    private Map<String, NamedObject> describe(String name) {
+        return await(cluster.client().namedObjects().describe(List.of(name, name + INDEX))).stream()
+                .collect(Collectors.toMap(NamedObject::name, Function.identity()));
     }
 
     /**
@@ -94,9 +102,7 @@ final class NamedCopies {
      * @throws IOException if the index is damaged or of an unknown version
      */
     Copy open(String name) throws IOException, BKException {
-        Map<String, NamedObject> found = await(cluster.client().namedObjects().describe(List.of(name, name + INDEX)))
-                .stream()
-                .collect(Collectors.toMap(NamedObject::name, Function.identity()));
+        Map<String, NamedObject> found = describe(name);
         NamedObject index = found.get(name + INDEX);
         if (index == null || !found.containsKey(name)) {
             throw new BKException.BKNoSuchLedgerExistsException();

@@ -22,6 +22,7 @@ import org.apache.bookkeeper.mledger.OffloadedLedgerHandle;
  * Handle of a ledger in one or more data objects. Its reads take turns, and need memory for their entries and one range
  * of each object.
  */
+@SuppressWarnings("try") // BookKeeper's close may be interrupted
 final class OffloadedLedger implements ReadHandle, OffloadedLedgerHandle {
     private final LedgerMetadata metadata;
     private final List<DataObject> parts;

@@ -11,6 +11,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.NavigableMap;
 import java.util.OptionalLong;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -234,7 +235,7 @@ public final class StreammetaOffloader implements LedgerOffloader {
     }
 
     private DataObject dataObject(
-            NamedCopies.Copy copy, long size, long ledgerId, int magic, java.util.NavigableMap<Long, BlockPlace> blocks) {
+            NamedCopies.Copy copy, long size, long ledgerId, int magic, NavigableMap<Long, BlockPlace> blocks) {
         Integer buffer = policies.getManagedLedgerOffloadReadBufferSizeInBytes();
         int bufferBytes = buffer == null ? DEFAULT_BUFFER_BYTES : buffer;
         return new DataObject(cluster.store(), copy.dataKey(), size, bufferBytes, ledgerId, magic, blocks);
@@ -249,6 +250,10 @@ public final class StreammetaOffloader implements LedgerOffloader {
                 .setLastEntryId(ledger.info().getEntries() - 1)
                 .setCtime(ledger.info().getTimestamp())
                 .setState(LedgerMetadataFormat.State.CLOSED)
+                // BookKeeper's classes accept no ledger without a bookie.
+                .addSegment(LedgerMetadataFormat.Segment.newBuilder()
+                        .setFirstEntryId(0)
+                        .addEnsembleMember(DRIVER))
                 .build();
         return OffloadUtils.parseLedgerMetadata(ledgerId, format.toByteArray());
     }
