@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.streammeta.client.NamedObject;
+import io.streammeta.client.ObjectState;
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.client.errors.KeyNotFoundException;
 import io.streammeta.store.ObjectKeys;
@@ -125,6 +126,7 @@ class OffloaderTest {
     void aDeletionDuringAnOffloadEndsIt() throws Exception {
         ReadHandle ledger = ledgers.closed(ENTRIES);
         UUID uid = UUID.randomUUID();
+        List<Long> before = objectsInBucket();
         ledgers.bookKeeper.setReadHandleInterceptor((id, first, last, entries) -> first == 0
                 ? CompletableFuture.completedFuture(entries)
                 : offloader
@@ -138,6 +140,12 @@ class OffloaderTest {
             ledgers.bookKeeper.setReadHandleInterceptor(null);
         }
         assertEquals(List.of(), await(client.namedObjects().list("pulsar/" + uid).toList()));
+        List<Long> left = objectsInBucket();
+        left.removeAll(before);
+        assertEquals(2, left.size()); // uploaded, but not committed: as after a crash at this point
+        assertEquals(
+                List.of(ObjectState.PREPARED, ObjectState.PREPARED), await(client.objects().check(left)));
+
         assertArrayEquals(
                 ledgers.written(ledger.getId(), 0, ENTRIES - 1),
                 Ledgers.read(copyOf(ledger, UUID.randomUUID()), 0, ENTRIES - 1));
@@ -233,6 +241,14 @@ class OffloaderTest {
         String namespace = await(client.describeCluster()).objectNamespace();
         try (ObjectStore store = ObjectStore.open(CONTROLLERS.bucket())) {
             return store.get(ObjectKeys.of(namespace, object.objectId()));
+        }
+    }
+
+    private static List<Long> objectsInBucket() {
+        try (ObjectStore store = ObjectStore.open(CONTROLLERS.bucket())) {
+            return new ArrayList<>(store.list("")
+                    .map(object -> Long.parseLong(object.key().replaceFirst(".*/", "")))
+                    .toList());
         }
     }
 

@@ -107,7 +107,7 @@ class StandaloneBrokerTest {
     private static void offloadWhileTheLeaderIsKilled(PulsarAdmin admin, MessageId last) throws Exception {
         int leader;
         try (StreammetaClient client = StreammetaClient.builder().endpoints(CONTROLLERS.endpoints()).build()) {
-            leader = await(client.describeCluster()).leaderId();
+            leader = await(client.describeCluster()).leaderId().orElseThrow();
         }
         // The position after the last one: a ledger is offloaded when all of it lies before.
         MessageId end = admin.topics().getLastMessageId(TOPIC);
