@@ -34,6 +34,10 @@ final class DataObject {
     private final NavigableMap<Long, Long> places = new TreeMap<>();
 
     private long spacing = SPACING;
+    /** Place after the last read, where a sequential reader continues. */
+    private long nextEntry = -1;
+
+    private long nextAt;
     private byte[] buffer = {};
     private long bufferStart;
 
@@ -89,11 +93,17 @@ final class DataObject {
     }
 
     private void readFrom(long first, long last, List<LedgerEntry> entries) throws IOException {
-        Map.Entry<Long, BlockPlace> block = blocks.floorEntry(first);
+        long entry = blocks.floorKey(first);
+        long at = 0;
         Map.Entry<Long, Long> known = places.floorEntry(first);
-        boolean isNear = known != null && known.getKey() >= block.getKey();
-        long entry = isNear ? known.getKey() : block.getKey();
-        long at = isNear ? known.getValue() : 0;
+        if (known != null && known.getKey() > entry) {
+            entry = known.getKey();
+            at = known.getValue();
+        }
+        if (nextEntry > entry && nextEntry <= first) {
+            entry = nextEntry;
+            at = nextAt;
+        }
 
         for (; entry <= last; entry++) {
             if (blocks.containsKey(entry)) { // the rest of the block before is padding
@@ -114,9 +124,8 @@ final class DataObject {
             }
             at += length;
         }
-        if (!blocks.containsKey(entry)) {
-            places.put(entry, at); // where a sequential reader continues
-        }
+        nextEntry = entry;
+        nextAt = at;
     }
 
     private long enter(BlockPlace block) throws IOException {

@@ -16,6 +16,7 @@ import java.util.NavigableMap;
 import java.util.OptionalLong;
 import java.util.TreeMap;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import org.apache.bookkeeper.common.util.OrderedScheduler;
 import org.apache.bookkeeper.mledger.Entry;
@@ -52,6 +53,7 @@ final class StreamingSegment implements OffloadHandle {
     private final BlockWriter blocks;
     private final Commit commit;
     private final OrderedScheduler scheduler;
+    private final Future<?> timeout;
     private final CompletableFuture<OffloadResult> result = new CompletableFuture<>();
 
     /** Guarded by this. */
@@ -84,7 +86,7 @@ final class StreamingSegment implements OffloadHandle {
         this.blocks = new BlockWriter(file);
         this.commit = commit;
         this.scheduler = scheduler;
-        scheduler.schedule(this::close, OPEN_SECONDS, TimeUnit.SECONDS);
+        this.timeout = scheduler.schedule(this::close, OPEN_SECONDS, TimeUnit.SECONDS);
     }
 
     @Override
@@ -144,6 +146,7 @@ final class StreamingSegment implements OffloadHandle {
             return false;
         }
         isClosed = true;
+        timeout.cancel(false);
         inOrder(this::finish);
         return true;
     }
@@ -168,6 +171,7 @@ final class StreamingSegment implements OffloadHandle {
 
     private synchronized void abandon(Throwable error) {
         isClosed = true;
+        timeout.cancel(false);
         waiting.clear();
         result.completeExceptionally(error);
         try {

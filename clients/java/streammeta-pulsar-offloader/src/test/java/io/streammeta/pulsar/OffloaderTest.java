@@ -247,6 +247,7 @@ class OffloaderTest {
     private static List<Long> objectsInBucket() {
         try (ObjectStore store = ObjectStore.open(CONTROLLERS.bucket())) {
             return new ArrayList<>(store.list("")
+                    .filter(object -> object.key().matches("[0-9a-f]{8,}/[^/]+/[0-9]+")) // the rest is the controllers'
                     .map(object -> Long.parseLong(object.key().replaceFirst(".*/", "")))
                     .toList());
         }
