@@ -1,0 +1,135 @@
+package io.streammeta.kafka;
+
+import java.io.File;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.OutputStream;
+import java.net.ServerSocket;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import java.util.Properties;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+
+/** A stock Kafka broker in a process of its own, which loads the released jar as the example's configuration says. */
+final class KafkaProcess implements AutoCloseable {
+    private static final String CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ";
+
+    private final int nodeId;
+    private final int port;
+    private final Path folder;
+    private final Properties config = new Properties();
+    private Process process;
+
+    /** The broker with id 1 is the Kafka controller, too. */
+    KafkaProcess(int nodeId, int controllerPort, String endpoints, String bucket, Path folder) throws IOException {
+        this.nodeId = nodeId;
+        this.port = freePort();
+        this.folder = Files.createDirectories(folder);
+        String jar = System.getProperty("plugin.jar");
+        try (InputStream example = Files.newInputStream(Path.of("example/server.properties"))) {
+            config.load(example);
+        }
+        config.replaceAll((name, value) -> name.toString().endsWith(".class.path")
+                ? jar
+                : name.toString().endsWith(".endpoints") ? endpoints : value);
+        config.setProperty("rsm.config.bucket", bucket);
+
+        boolean isController = nodeId == 1;
+        String listener = "PLAINTEXT://127.0.0.1:" + port;
+        set("node.id", nodeId);
+        set("process.roles", isController ? "broker,controller" : "broker");
+        set("controller.quorum.voters", "1@127.0.0.1:" + controllerPort);
+        set("controller.listener.names", "CONTROLLER");
+        set("listeners", isController ? listener + ",CONTROLLER://127.0.0.1:" + controllerPort : listener);
+        set("advertised.listeners", listener);
+        set("listener.security.protocol.map", "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT");
+        set("log.dirs", folder.resolve("logs"));
+        set("offsets.topic.replication.factor", 1);
+        set("offsets.topic.num.partitions", 1);
+        set("remote.log.manager.task.interval.ms", 500);
+        set("log.retention.check.interval.ms", 500);
+        set("log.initial.task.delay.ms", 500);
+        set("group.initial.rebalance.delay.ms", 0);
+    }
+
+    static int freePort() throws IOException {
+        try (ServerSocket socket = new ServerSocket(0)) {
+            return socket.getLocalPort();
+        }
+    }
+
+    private void set(String name, Object value) {
+        config.setProperty(name, value.toString());
+    }
+
+    String address() {
+        return "127.0.0.1:" + port;
+    }
+
+    /** Formats the log directory, unless it is, and starts the broker. */
+    void start() throws Exception {
+        Path file = folder.resolve("server.properties");
+        try (OutputStream output = Files.newOutputStream(file)) {
+            config.store(output, null);
+        }
+        int formatted = java("kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", CLUSTER_ID, "-c", file)
+                .waitFor();
+        if (formatted != 0) {
+            throw new IOException("format failed: " + log());
+        }
+        process = java("kafka.Kafka", file);
+    }
+
+    private Process java(Object... arguments) throws IOException {
+        // Only Kafka: the plug-in and what it needs are in the jar.
+        String kafka = Stream.of(System.getProperty("java.class.path").split(File.pathSeparator))
+                .filter(entry -> entry.endsWith(".jar") && !entry.contains("streammeta"))
+                .collect(Collectors.joining(File.pathSeparator));
+        List<String> command = new ArrayList<>(List.of(
+                Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-Xmx384m", "-cp", kafka));
+        Stream.of(arguments).map(Object::toString).forEach(command::add);
+        Process started = new ProcessBuilder(command)
+                .redirectErrorStream(true)
+                .redirectOutput(ProcessBuilder.Redirect.appendTo(folder.resolve("kafka.log").toFile()))
+                .start();
+        Runtime.getRuntime().addShutdownHook(new Thread(started::destroyForcibly));
+        return started;
+    }
+
+    String log() throws IOException {
+        return Files.readString(folder.resolve("kafka.log"));
+    }
+
+    /** Kills the broker as {@code kill -9} does. */
+    void kill() throws InterruptedException {
+        process.destroyForcibly().waitFor();
+    }
+
+    void deleteLocalFiles() throws IOException {
+        try (Stream<Path> files = Files.walk(folder.resolve("logs"))) {
+            for (Path path : files.sorted(Comparator.reverseOrder()).toList()) {
+                Files.delete(path);
+            }
+        }
+    }
+
+    @Override
+    public void close() throws Exception {
+        if (process != null) {
+            process.destroy();
+            if (!process.waitFor(20, TimeUnit.SECONDS)) {
+                kill();
+            }
+        }
+    }
+
+    @Override
+    public String toString() {
+        return "broker " + nodeId;
+    }
+}
