@@ -30,7 +30,7 @@ final class KafkaProcess implements AutoCloseable {
         this.nodeId = nodeId;
         this.port = freePort();
         this.folder = Files.createDirectories(folder);
-        String jar = System.getProperty("plugin.jar");
+        String jar = Path.of(System.getProperty("plugin.jar")).toRealPath().toString();
         try (InputStream example = Files.newInputStream(Path.of("example/server.properties"))) {
             config.load(example);
         }
