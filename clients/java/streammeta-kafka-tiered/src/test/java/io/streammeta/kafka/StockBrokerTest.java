@@ -31,10 +31,12 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledIfSystemProperty;
 import org.junit.jupiter.api.extension.RegisterExtension;
 import org.junit.jupiter.api.io.TempDir;
 
-/** Stock brokers from Maven Central, with the released jar. */
+/** Stock brokers from Maven Central, with the released jar. The build runs it once the jar is there. */
+@EnabledIfSystemProperty(named = "plugin.jar", matches = ".+")
 class StockBrokerTest {
     private static final String TOPIC = "topic";
     private static final TopicPartition PARTITION = new TopicPartition(TOPIC, 0);
