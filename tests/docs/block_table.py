@@ -53,6 +53,10 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     },
     "docs/architecture.md": {"flowchart": Drawn("a diagram, which test_docs_site.py draws")},
     "docs/benchmarks.md": {"./scripts/bench failover": _LONG},
+    "docs/plugins/kafka.md": {
+        "./scripts/java --skip-tests": _LONG,
+        "./scripts/java -pl": _LONG,
+    },
     "docs/broker-client.md": {
         "mkdir -p": Ran("own"),
         "python docker/broker_example.py": Ran("own"),

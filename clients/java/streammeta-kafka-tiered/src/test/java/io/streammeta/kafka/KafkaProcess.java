@@ -17,6 +17,9 @@ import java.util.stream.Stream;
 
 /** A stock Kafka broker in a process of its own, which loads the released jar as the example's configuration says. */
 final class KafkaProcess implements AutoCloseable {
+    private static final Path EXAMPLE = Path.of(
+            System.getProperty("streammeta.repository"),
+            "clients/java/streammeta-kafka-tiered/example/server.properties");
     private static final String CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ";
 
     private final int nodeId;
@@ -31,7 +34,7 @@ final class KafkaProcess implements AutoCloseable {
         this.port = freePort();
         this.folder = Files.createDirectories(folder);
         String jar = Path.of(System.getProperty("plugin.jar")).toRealPath().toString();
-        try (InputStream example = Files.newInputStream(Path.of("example/server.properties"))) {
+        try (InputStream example = Files.newInputStream(EXAMPLE)) {
             config.load(example);
         }
         config.replaceAll((name, value) -> name.toString().endsWith(".class.path")
