@@ -61,6 +61,8 @@ public sealed interface MetadataChange {
         PREPARED,
         /** Data of a stream, or an object, was committed. */
         COMMITTED,
+        /** An object is no longer listed, and stays only because a composite object refers to it. */
+        LINKED,
         /** An object was marked as destroyed. */
         DESTROYED,
         /** An object's bytes were deleted. */

@@ -61,6 +61,7 @@ final class WatchedChanges {
             }
             case OBJECTS_DESTROYED -> addObjects(change.getObjectsDestroyed().getObjectIdsList(), Event.DESTROYED);
             case OBJECTS_REMOVED -> addObjects(change.getObjectsRemoved().getObjectIdsList(), Event.REMOVED);
+            case OBJECTS_LINKED -> addObjects(change.getObjectsLinked().getObjectIdsList(), Event.LINKED);
             case NODE_REGISTERED -> addNode(change.getNodeRegistered().getNodeId());
             case NODE_EPOCH_CHANGED -> addNode(change.getNodeEpochChanged().getNodeId());
             case NODE_LOCK_CHANGED -> addNode(change.getNodeLockChanged().getNodeId());
