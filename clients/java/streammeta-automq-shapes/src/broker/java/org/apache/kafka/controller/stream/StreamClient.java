@@ -1,0 +1,4 @@
+package org.apache.kafka.controller.stream;
+
+/** Shape of the bucket's client in a controller of Kafka. */
+public class StreamClient {}

@@ -1,0 +1,4 @@
+package com.automq.stream;
+
+/** Shape of the version of s3stream. */
+public enum Version {}

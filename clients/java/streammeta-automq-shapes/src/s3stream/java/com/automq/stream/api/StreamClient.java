@@ -1,0 +1,4 @@
+package com.automq.stream.api;
+
+/** Shape of the streams of a client. */
+public interface StreamClient {}

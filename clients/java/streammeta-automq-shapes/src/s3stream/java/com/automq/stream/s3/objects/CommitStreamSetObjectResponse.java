@@ -1,0 +1,4 @@
+package com.automq.stream.s3.objects;
+
+/** Shape of the answer to a commit. */
+public class CommitStreamSetObjectResponse {}

@@ -1,0 +1,2 @@
+/** The parts of the plug-in that need a whole AutoMQ broker. */
+package io.streammeta.automq.broker;
