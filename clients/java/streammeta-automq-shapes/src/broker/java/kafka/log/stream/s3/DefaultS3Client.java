@@ -21,14 +21,10 @@ public class DefaultS3Client implements Client {
     }
 
     @Override
-    public void start() {
-        throw new UnsupportedOperationException();
-    }
+    public void start() {}
 
     @Override
-    public void shutdown() {
-        throw new UnsupportedOperationException();
-    }
+    public void shutdown() {}
 
     @Override
     public StreamClient streamClient() {

@@ -5,19 +5,38 @@ import java.util.function.Supplier;
 
 /** Shape of the configuration of s3stream. */
 public class Config {
+    private int nodeId;
+    private long nodeEpoch;
+    private String walConfig;
+
     public int nodeId() {
-        throw new UnsupportedOperationException();
+        return nodeId;
+    }
+
+    public Config nodeId(int nodeId) {
+        this.nodeId = nodeId;
+        return this;
     }
 
     public long nodeEpoch() {
-        throw new UnsupportedOperationException();
+        return nodeEpoch;
+    }
+
+    public Config nodeEpoch(long nodeEpoch) {
+        this.nodeEpoch = nodeEpoch;
+        return this;
     }
 
     public String walConfig() {
-        throw new UnsupportedOperationException();
+        return walConfig;
+    }
+
+    public Config walConfig(String walConfig) {
+        this.walConfig = walConfig;
+        return this;
     }
 
     public Config version(Supplier<Version> version) {
-        throw new UnsupportedOperationException();
+        return this;
     }
 }
