@@ -28,6 +28,7 @@ import com.automq.stream.s3.wal.WriteAheadLog;
 import com.automq.stream.s3.wal.impl.object.ObjectReservationService;
 import com.automq.stream.s3.wal.impl.object.ObjectWALConfig;
 import com.automq.stream.s3.wal.impl.object.ObjectWALService;
+import com.automq.stream.utils.IdURI;
 import com.automq.stream.utils.Time;
 import io.streammeta.client.NodeIdentity;
 import io.streammeta.client.SessionOptions;
@@ -47,9 +48,11 @@ final class S3streamNode implements AutoCloseable {
     private final ObjectStorage storage;
     private final S3Storage log;
     private final S3StreamClient client;
+    private final String walConfig;
     private final CompletableFuture<FailoverRequest> recovered = new CompletableFuture<>();
 
     private S3streamNode(List<String> endpoints, Path bucket, NodeIdentity identity) {
+        walConfig = LOCAL + "@file://" + bucket;
         CompletableFuture<Failover> failover = new CompletableFuture<>();
         Recoveries recoveries = new Recoveries(request -> failover.thenCompose(ready -> ready.failover(request))
                 .whenComplete((response, error) -> {
@@ -58,7 +61,7 @@ final class S3streamNode implements AutoCloseable {
                     }
                 }));
         SessionOptions options = SessionOptions.DEFAULT
-                .withWalConfig(CLUSTER)
+                .withWalConfig(walConfig)
                 .withTimeout(Duration.ofSeconds(2))
                 .withListener(recoveries);
         metadata = AutomqMetadata.open(
@@ -73,10 +76,11 @@ final class S3streamNode implements AutoCloseable {
                 .nodeEpoch(identity.nodeEpoch())
                 .version(() -> Version.LATEST)
                 .walCacheSize(64 << 20)
+                .walUploadThreshold(16 << 20)
                 .blockCacheSize(32 << 20)
                 .streamSetObjectCompactionCacheSize(32 << 20);
         storage = LocalFileObjectStorage.builder()
-                .bucket(BucketURI.parse(LOCAL + "@file://" + bucket))
+                .bucket(BucketURI.parse(walConfig))
                 .build();
         ObjectManager objects = metadata.objects();
         StreamManager streams = metadata.streams();
@@ -104,18 +108,19 @@ final class S3streamNode implements AutoCloseable {
     }
 
     private WriteAheadLog wal(int nodeId, long nodeEpoch, OpenMode mode) {
+        ObjectReservationService reservations = new ObjectReservationService(CLUSTER, storage, LOCAL);
+        get(reservations.acquire(nodeId, nodeEpoch, mode == OpenMode.FAILOVER)); // fences former writers
         return new ObjectWALService(
                 Time.SYSTEM,
                 storage,
                 ObjectWALConfig.builder()
-                        .withURI("local")
-                        .withReservationService(new ObjectReservationService(CLUSTER, storage, LOCAL))
+                        .withURI(IdURI.parse(walConfig))
+                        .withReservationService(reservations)
                         .withBatchInterval(5)
                         .withClusterId(CLUSTER)
                         .withNodeId(nodeId)
                         .withEpoch(nodeEpoch)
                         .withOpenMode(mode)
-                        .withBucketId(LOCAL)
                         .build());
     }
 

@@ -229,7 +229,7 @@ class StreammetaObjectManagerTest {
                 compaction(node.prepare(), 0, List.of(987_654_321L), CompactOperations.DELETE))));
         long prepared = node.prepare();
         assertThrows(ObjectNotCommittedException.class, () -> get(node.objects().compactStreamObject(
-                compaction(prepared, 0, List.of(prepared), CompactOperations.KEEP_DATA))));
+                compaction(prepared, 0, List.of(prepared), CompactOperations.DELETE))));
 
         get(node.streams().closeStream(streamId, 1));
         get(node.streams().openStream(streamId, 2, Map.of()));
