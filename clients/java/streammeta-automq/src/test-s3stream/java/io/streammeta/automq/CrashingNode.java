@@ -22,7 +22,7 @@ final class CrashingNode {
     /** Arguments: endpoints, separated by commas, the bucket, and the id of the node. */
     public static void main(String[] arguments) {
         S3streamNode node = S3streamNode.open(
-                Arrays.asList(arguments[0].split(",")), Path.of(arguments[1]), Integer.parseInt(arguments[2]));
+                Arrays.asList(arguments[0].split(",")), S3streamNode.directory(Path.of(arguments[1])), Integer.parseInt(arguments[2]));
         List<Stream> streams = new ArrayList<>();
         for (int row = 0; row < STREAMS; row++) {
             Stream stream = node.create();

@@ -37,22 +37,20 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 
-/** A node that runs AutoMQ's s3stream, over a directory as its bucket. */
+/** A node that runs AutoMQ's s3stream, over a directory or memory as its bucket. */
 final class S3streamNode implements AutoCloseable {
     private static final String CLUSTER = "test";
-    /** The id of a local bucket in s3stream. */
-    private static final short LOCAL = -2;
+    private static final String WAL = "s3://wal";
 
     private final AutomqMetadata metadata;
     private final Config config;
     private final ObjectStorage storage;
     private final S3Storage log;
     private final S3StreamClient client;
-    private final String walConfig;
     private final CompletableFuture<FailoverRequest> recovered = new CompletableFuture<>();
 
-    private S3streamNode(List<String> endpoints, Path bucket, NodeIdentity identity) {
-        walConfig = LOCAL + "@file://" + bucket;
+    private S3streamNode(List<String> endpoints, ObjectStorage storage, NodeIdentity identity) {
+        this.storage = storage;
         CompletableFuture<Failover> failover = new CompletableFuture<>();
         Recoveries recoveries = new Recoveries(request -> failover.thenCompose(ready -> ready.failover(request))
                 .whenComplete((response, error) -> {
@@ -61,7 +59,7 @@ final class S3streamNode implements AutoCloseable {
                     }
                 }));
         SessionOptions options = SessionOptions.DEFAULT
-                .withWalConfig(walConfig)
+                .withWalConfig(WAL)
                 .withTimeout(Duration.ofSeconds(2))
                 .withListener(recoveries);
         metadata = AutomqMetadata.open(
@@ -79,9 +77,6 @@ final class S3streamNode implements AutoCloseable {
                 .walUploadThreshold(16 << 20)
                 .blockCacheSize(32 << 20)
                 .streamSetObjectCompactionCacheSize(32 << 20);
-        storage = LocalFileObjectStorage.builder()
-                .bucket(BucketURI.parse(walConfig))
-                .build();
         ObjectManager objects = metadata.objects();
         StreamManager streams = metadata.streams();
         log = new S3Storage(
@@ -103,18 +98,25 @@ final class S3streamNode implements AutoCloseable {
         }));
     }
 
-    static S3streamNode open(List<String> endpoints, Path bucket, int nodeId) {
-        return new S3streamNode(endpoints, bucket, Node.newProcess(nodeId));
+    static S3streamNode open(List<String> endpoints, ObjectStorage storage, int nodeId) {
+        return new S3streamNode(endpoints, storage, Node.newProcess(nodeId));
+    }
+
+    /** Returns the store of a directory, which several processes share. s3stream compacts nothing in it. */
+    static ObjectStorage directory(Path bucket) {
+        return LocalFileObjectStorage.builder()
+                .bucket(BucketURI.parse(LocalFileObjectStorage.BUCKET_ID + "@file://" + bucket))
+                .build();
     }
 
     private WriteAheadLog wal(int nodeId, long nodeEpoch, OpenMode mode) {
-        ObjectReservationService reservations = new ObjectReservationService(CLUSTER, storage, LOCAL);
+        ObjectReservationService reservations = new ObjectReservationService(CLUSTER, storage, storage.bucketId());
         get(reservations.acquire(nodeId, nodeEpoch, mode == OpenMode.FAILOVER)); // fences former writers
         return new ObjectWALService(
                 Time.SYSTEM,
                 storage,
                 ObjectWALConfig.builder()
-                        .withURI(IdURI.parse(walConfig))
+                        .withURI(IdURI.parse(storage.bucketId() + "@" + WAL))
                         .withReservationService(reservations)
                         .withBatchInterval(5)
                         .withClusterId(CLUSTER)

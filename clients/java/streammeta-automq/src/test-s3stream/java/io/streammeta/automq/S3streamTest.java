@@ -8,6 +8,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.automq.stream.api.AppendResult;
 import com.automq.stream.api.Stream;
 import com.automq.stream.s3.compact.StreamObjectCompactor.CompactionType;
+import com.automq.stream.s3.operator.MemoryObjectStorage;
+import com.automq.stream.s3.operator.ObjectStorage;
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.testkit.Controllers;
 import java.nio.file.Path;
@@ -27,7 +29,11 @@ class S3streamTest {
     static Path bucket;
 
     private static S3streamNode open(int nodeId) {
-        return S3streamNode.open(CONTROLLERS.endpoints(), bucket, nodeId);
+        return open(nodeId, S3streamNode.directory(bucket));
+    }
+
+    private static S3streamNode open(int nodeId, ObjectStorage storage) {
+        return S3streamNode.open(CONTROLLERS.endpoints(), storage, nodeId);
     }
 
     @Test
@@ -57,7 +63,8 @@ class S3streamTest {
     @Test
     void compactionsKeepEveryBatch() {
         List<Long> streamIds = new ArrayList<>();
-        try (S3streamNode node = open(104)) {
+        ObjectStorage memory = new MemoryObjectStorage();
+        try (S3streamNode node = open(104, memory)) {
             List<Stream> streams = new ArrayList<>();
             for (int row = 0; row < 4; row++) {
                 streams.add(node.create());
@@ -108,7 +115,7 @@ class S3streamTest {
             Batches.assertReadable(merged, 4800, 5000);
             get(streams.get(3).destroy());
         }
-        try (S3streamNode node = open(104)) { // with cold caches
+        try (S3streamNode node = open(104, memory)) { // with cold caches
             Batches.assertReadable(node.open(streamIds.get(0), 2), 4800, 5000);
             Batches.assertReadable(node.open(streamIds.get(1), 2), 2000, 4500);
             Batches.assertReadable(node.open(streamIds.get(2), 2), 0, 4500);

@@ -21,7 +21,7 @@ import org.junit.jupiter.api.Assertions;
 /** One node of a test, with what tests do by its managers. */
 record Node(AutomqMetadata metadata, StreamManager streams, ObjectManager objects) implements AutoCloseable {
     private static final long TIME_TO_COMMIT_MS = 60_000;
-    private static final AtomicLong EPOCHS = new AtomicLong(System.currentTimeMillis());
+    private static final AtomicLong EPOCHS = new AtomicLong();
 
     static Node open(List<String> endpoints, int nodeId) {
         return open(endpoints, newProcess(nodeId), SessionOptions.DEFAULT);
@@ -35,7 +35,8 @@ record Node(AutomqMetadata metadata, StreamManager streams, ObjectManager object
 
     /** Returns a process that is newer than all before. */
     static NodeIdentity newProcess(int nodeId) {
-        return new NodeIdentity(nodeId, EPOCHS.incrementAndGet());
+        return new NodeIdentity(
+                nodeId, EPOCHS.updateAndGet(last -> Math.max(last + 1, System.currentTimeMillis())));
     }
 
     long openedStream() {
