@@ -13,6 +13,7 @@ import com.automq.stream.s3.cache.blockcache.DefaultObjectReaderFactory;
 import com.automq.stream.s3.cache.blockcache.StreamReaders;
 import com.automq.stream.s3.compact.CompactionManager;
 import com.automq.stream.s3.compact.StreamObjectCompactor;
+import com.automq.stream.s3.compact.Unthrottled;
 import com.automq.stream.s3.failover.Failover;
 import com.automq.stream.s3.failover.FailoverFactory;
 import com.automq.stream.s3.failover.FailoverRequest;
@@ -36,6 +37,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
 
 /** A node that runs AutoMQ's s3stream, over a directory or memory as its bucket. */
 final class S3streamNode implements AutoCloseable {
@@ -76,6 +78,7 @@ final class S3streamNode implements AutoCloseable {
                 .walCacheSize(64 << 20)
                 .walUploadThreshold(16 << 20)
                 .blockCacheSize(32 << 20)
+                .streamSetObjectCompactionInterval(1)
                 .streamSetObjectCompactionCacheSize(32 << 20);
         ObjectManager objects = metadata.objects();
         StreamManager streams = metadata.streams();
@@ -164,13 +167,21 @@ final class S3streamNode implements AutoCloseable {
         get(log.forceUpload(stream.streamId()));
     }
 
-    /** Compacts the stream set objects, all of them by a split into stream objects if this is forced. */
-    void compact(boolean isForcedSplit) {
-        config.streamSetObjectCompactionForceSplitPeriod(isForcedSplit ? 0 : 120);
+    /** Compacts the stream set objects, which takes a minute: s3stream limits its rate. */
+    void compact() {
+        withCompaction(compaction -> compaction.compact().join());
+    }
+
+    /** Splits the stream set objects into stream objects. */
+    void split() {
+        withCompaction(compaction -> Unthrottled.split(compaction, metadata.objects(), metadata.streams()));
+    }
+
+    private void withCompaction(Consumer<CompactionManager> action) {
         CompactionManager compaction =
                 new CompactionManager(config, metadata.objects(), metadata.streams(), storage);
         try {
-            get(compaction.compact());
+            action.accept(compaction);
         } finally {
             compaction.shutdown();
         }

@@ -78,7 +78,7 @@ class S3streamTest {
             }
             int before = node.streamSetObjects();
             assertTrue(before >= 5, "stream set objects: " + before);
-            node.compact(false);
+            node.compact();
             assertTrue(node.streamSetObjects() < before);
             streams.forEach(stream -> Batches.assertReadable(stream, 0, 2500));
 
@@ -87,7 +87,7 @@ class S3streamTest {
                     Batches.appendAll(stream, start, start + 500);
                 }
                 node.upload(streams.get(0));
-                node.compact(true);
+                node.split();
                 assertEquals(0, node.streamSetObjects());
             }
             streams.forEach(stream -> Batches.assertReadable(stream, 0, 4500));
