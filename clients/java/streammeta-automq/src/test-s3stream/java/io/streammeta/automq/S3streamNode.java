@@ -191,7 +191,7 @@ final class S3streamNode implements AutoCloseable {
         StreamObjectCompactor.builder()
                 .objectManager(metadata.objects())
                 .objectStorage(storage)
-                .stream((com.automq.stream.s3.S3Stream) stream)
+                .stream(stream)
                 .groupSizeThreshold(1 << 20)
                 .build()
                 .compact(type);
