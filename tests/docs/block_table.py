@@ -15,6 +15,7 @@ _SPARK = Parsed("needs a cluster of Spark; tests/reconcile runs the job and the 
 _FAR_BUCKET = Parsed("has a bucket of S3; tests/backup runs these commands on one of its own")
 _JAVA = RanBy("tests/docs/test_java_example.py::test_java_blocks_are_parts_of_the_examples")
 _GO_PAGE = "tests/clients/test_client_scenarios.py::test_the_lines_of_the_page_on_go_run"
+_PLUG_IN = Drawn("settings of a broker, which the tests of its plug-in use")
 _OUTPUT = Drawn("output")
 
 TABLE: Mapping[str, Mapping[str, Kind]] = {
@@ -168,6 +169,12 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "streammeta controller ... --tls-ca /etc": _OPTIONS,
         "[principals]": Parsed("is a file of settings; tests/trust reads such policies"),
         "streammeta controller ... --tls-ca ...": _OPTIONS,
+    },
+    "docs/plugins/automq.md": {
+        "./scripts/setup": _PLUG_IN,
+        "git clone": _PLUG_IN,
+        "elasticstream.endpoint=": _PLUG_IN,
+        "elasticstream.endpoint= (2)": _PLUG_IN,
     },
     "docs/protocol.md": {
         '{"loadBalancingConfig"': RanBy(

@@ -1,7 +1,8 @@
 """The Python shape beside the offloader: reads a copy, and makes another one of the same ledger.
 
-Usage: shape.py ENDPOINTS BUCKET PREFIX OWNERS UUID LEDGER NEW_UUID. Prints the SHA-256 of the entries of UUID, then
-copies them to NEW_UUID, in blocks of 5000 bytes, as a copy that the offloader can read and delete.
+Usage: shape.py ENDPOINTS BUCKET PREFIX OWNERS UUID LEDGER NEW_UUID.
+Prints the SHA-256 of the entries of UUID, then copies them to NEW_UUID, in blocks of 5000 bytes, as
+a copy that the offloader can read and delete.
 """
 
 import asyncio
