@@ -98,7 +98,7 @@ def _return_old_disk(recovering: Recovering, narrator: Narrator) -> None:
     shutil.copytree(recovering.lost(node_id), cluster.data_dir(node_id))
     cluster.spawn(node_id)
     told = recovering.end_of(node_id)
-    assert "is of before that" in told, told
+    assert "LogOfBeforeError" in told, told
     narrator.step(f"controller {node_id} returns with its old disk and is rejected")
     cluster.wipe(node_id)
 
