@@ -18,7 +18,8 @@ from streammeta.cli.local.local_cluster import LocalCluster
 from tests.clients.python_runner import run_scenario
 from tests.kit.real_cluster import STEADY, running_cluster
 
-pytestmark = pytest.mark.process
+# On a new machine the first build compiles gRPC, besides other tests.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCENARIOS: list[dict[str, Any]] = yaml.safe_load(
