@@ -122,7 +122,7 @@ type message[T any] interface {
 	proto.Message
 }
 
-// call sends a request to the leader until it answers, fails for good, or time is up. The error is
+// call sends a request to the leader until it answers, fails permanently, or time is up. The error is
 // the last failure. If an earlier attempt of a write may have taken effect, its outcome is unknown.
 func call[T any, Answer message[T]](
 	ctx context.Context, c *Client, method string, request proto.Message,

@@ -67,7 +67,7 @@ func (k *Keys) put(ctx context.Context, item *v1.KVToPut) (int64, error) {
 	return result.Version, itemError(result.Error, "key %s", item.Key)
 }
 
-// Delete deletes a key. A key that does not exist is no error.
+// Delete deletes a key. It succeeds if the key does not exist.
 func (k *Keys) Delete(ctx context.Context, key string) error {
 	return k.delete(ctx, &v1.KVKey{Namespace: k.namespace, Key: key})
 }

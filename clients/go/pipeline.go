@@ -290,7 +290,7 @@ func (p *Pipeline) resolve(answer *v1.CommitPipelineResponse) bool {
 	return true
 }
 
-// reject ends the batch that a controller rejected for good, or everything if it names none.
+// reject ends the batch that a controller rejected permanently, or everything if it names none.
 func (p *Pipeline) reject(failure *Error) {
 	sequence, err := strconv.ParseInt(failure.Metadata["sequence"], 10, 64)
 	if err != nil {

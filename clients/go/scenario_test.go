@@ -15,7 +15,7 @@ import (
 	v1 "streammeta.io/go/v1"
 )
 
-// The scenarios are those of tests/clients/scenarios.yaml, as JSON. tests/clients starts the cluster.
+// The scenarios come from tests/clients/scenarios.yaml, as JSON. tests/clients starts the cluster.
 const (
 	endpointsVariable = "STREAMMETA_ENDPOINTS"
 	scenariosVariable = "STREAMMETA_SCENARIOS"

@@ -22,8 +22,8 @@ type Stream struct {
 // CreateStreams creates one closed, empty stream for each element of tags: all or none.
 func (n *Node) CreateStreams(ctx context.Context, tags ...Tags) ([]int64, error) {
 	request := &v1.CreateStreamsRequest{RequestId: newRequestID(), Node: n.identity}
-	for _, each := range tags {
-		request.Streams = append(request.Streams, &v1.NewStream{Tags: each.encode()})
+	for _, labels := range tags {
+		request.Streams = append(request.Streams, &v1.NewStream{Tags: labels.encode()})
 	}
 	answer, err := call[v1.CreateStreamsResponse](
 		ctx, n.client, v1.StreamService_CreateStreams_FullMethodName, request)
@@ -47,7 +47,7 @@ func (n *Node) OpenStream(ctx context.Context, id int64) (*Stream, error) {
 	return n.OpenStreamAt(ctx, id, epoch)
 }
 
-// OpenStreamAt is OpenStream with an epoch, which must be larger than that of the stream.
+// OpenStreamAt is OpenStream with an epoch, which must be larger than the stream's epoch.
 func (n *Node) OpenStreamAt(ctx context.Context, id, epoch int64) (*Stream, error) {
 	answer, err := call[v1.OpenStreamsResponse](
 		ctx, n.client, v1.StreamService_OpenStreams_FullMethodName,

@@ -43,11 +43,12 @@ func OfKeys(namespace, prefix string) WatchOption {
 func (c *Client) Watch(
 	ctx context.Context, from int64, options ...WatchOption,
 ) iter.Seq2[*v1.MetadataChange, error] {
-	request := &v1.WatchRequest{FromOffset: max(from, 0), FromNow: from == Now, Typed: true}
-	for _, option := range options {
-		option(request)
-	}
 	return func(yield func(*v1.MetadataChange, error) bool) {
+		// Each iteration begins at from, so each has a request of its own.
+		request := &v1.WatchRequest{FromOffset: max(from, 0), FromNow: from == Now, Typed: true}
+		for _, option := range options {
+			option(request)
+		}
 		for ctx.Err() == nil {
 			endpoint := c.router.leader()
 			isWanted := true
