@@ -21,7 +21,7 @@ import streammeta.client.parts
 import streammeta.client.prometheus
 import streammeta.client.sync
 from streammeta.client import SilentObserver, errors
-from streammeta.client.deprecations import RENAMED, find_rejection_callback
+from streammeta.client.deprecations import find_rejection_callback
 from streammeta.client.errors import BrokerClientError, StorageError
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_NONE,
@@ -211,12 +211,19 @@ def test_only_what_may_succeed_unchanged_is_retriable() -> None:
     assert errors.ControllerUnavailableError("GetObjects", 1.0, {}).retriable
 
 
-@pytest.mark.parametrize(("former", "current"), RENAMED.items())
-def test_a_former_name_warns_and_gives_the_renamed_class(former: str, current: str) -> None:
-    owner, _, name = current.rpartition(".")
-    with pytest.warns(DeprecationWarning, match=name):
-        found = getattr(streammeta.client, former)
-    assert found is getattr(importlib.import_module(owner), name)
+FORMER = {
+    **{name: value for name, value in public_names(errors).items() if inspect.isclass(value)},
+    **public_names(streammeta.client.parts),
+    "BucketRefusedError": errors.BucketRejectedError,
+    "MapOlderThanBucketError": errors.MetadataOlderThanBucketError,
+    "RefusedError": errors.RejectedError,
+}
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_a_former_name_warns_and_gives_the_renamed_class(former: str) -> None:
+    with pytest.warns(DeprecationWarning, match=FORMER[former].__name__):
+        assert getattr(streammeta.client, former) is FORMER[former]
 
 
 def test_a_name_that_never_existed_is_an_attribute_error() -> None:

@@ -4,117 +4,20 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from streammeta.client.config import SilentObserver, UploadObserver
 
-_MOVED = {
-    "streammeta.client.errors": (
-        "AccessDeniedError",
-        "BrokerClientError",
-        "BucketNotFoundError",
-        "ChangesLostError",
-        "ClientClosedError",
-        "CompactedObjectsNotFoundError",
-        "ControllerDefectError",
-        "ControllerUnavailableError",
-        "CorruptObjectError",
-        "DamagedLogError",
-        "DamagedSlotError",
-        "DeadlineExceededError",
-        "FailoverSupersededError",
-        "FailoverUnsettledError",
-        "ForkedProcessError",
-        "InvalidKeyError",
-        "InvalidRequestError",
-        "KeyConflictError",
-        "KeyNotFoundError",
-        "LimitExceededError",
-        "LogLockedError",
-        "LogMissingError",
-        "LogSealedError",
-        "LogSweptError",
-        "MetadataOlderThanBucketError",
-        "MissingObjectError",
-        "MissingPackageError",
-        "NodeEpochExpiredError",
-        "NodeFencedError",
-        "NodeLockedError",
-        "NodeNotRegisteredError",
-        "ObjectContentMismatchError",
-        "ObjectExistsError",
-        "ObjectExpiredError",
-        "ObjectLogFailedError",
-        "ObjectNotCommittedError",
-        "ObjectNotFoundError",
-        "OffsetMismatchError",
-        "OffsetTrimmedError",
-        "OutcomeUnknownError",
-        "PayloadError",
-        "PermissionDeniedError",
-        "ProtocolViolationError",
-        "RangeNotSatisfiableError",
-        "ReadDeadlineError",
-        "ReaderClosedError",
-        "RecoveryNeededError",
-        "StorageError",
-        "StoreRejectedError",
-        "StoreUnavailableError",
-        "StreamEpochMismatchError",
-        "StreamFailedError",
-        "StreamFencedError",
-        "StreamNotClosedError",
-        "StreamNotFoundError",
-        "StreamNotOpenedError",
-        "TlsError",
-        "UnfitStoreError",
-        "UnsupportedError",
-        "UploadFailedError",
-        "UploadNotFoundError",
-        "WriteAheadLogBrokenError",
-        "WriteAheadLogClosedError",
-        "WriteAheadLogError",
-        "WriteAheadLogFullError",
-        "WriterClosedError",
-        "WrongBucketError",
-        "WrongLogError",
-    ),
-    "streammeta.client.parts": (
-        "AsideRun",
-        "BrokerSession",
-        "CommitPipeline",
-        "ControllerClient",
-        "Deviation",
-        "EffectsVerdict",
-        "FailoverWorker",
-        "Heartbeat",
-        "HeartbeatAnswer",
-        "Located",
-        "LogIdentity",
-        "ObjectLog",
-        "Recovery",
-        "Slice",
-        "StreamQuery",
-        "StreamReader",
-        "StreamTrim",
-        "StreamWriter",
-        "Upload",
-        "UploadVerdict",
-        "UploadWithEffects",
-        "WriteAheadLog",
-        "read_aside",
-    ),
-}
-"""Names that moved from the top level of the package, by their module."""
+_MOVED_TO = ("streammeta.client.errors", "streammeta.client.parts")
+"""Modules whose names were at the top level of the package."""
 
-RENAMED: Mapping[str, str] = {
-    **{name: f"{module}.{name}" for module, names in _MOVED.items() for name in names},
-    "BucketRefusedError": "streammeta.client.errors.BucketRejectedError",
-    "MapOlderThanBucketError": "streammeta.client.errors.MetadataOlderThanBucketError",
-    "RefusedError": "streammeta.client.errors.RejectedError",
+_RENAMED = {
+    "BucketRefusedError": "BucketRejectedError",
+    "MapOlderThanBucketError": "MetadataOlderThanBucketError",
+    "RefusedError": "RejectedError",
 }
-"""New full name by former name at the top level of the package."""
+"""Present name by former name."""
 
 RejectionCallback = Callable[[Sequence[int], Exception], Awaitable[None]]
 
@@ -124,16 +27,20 @@ def find_renamed(module: str, name: str) -> Any:
 
     Raises `AttributeError` for any other name.
     """
-    new_name = RENAMED.get(name)
-    if new_name is None:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    # Level 3 is the code that uses the name: it calls the module's `__getattr__`, which calls this.
-    warnings.warn(
-        f"{module}.{name} is deprecated, use {new_name}", DeprecationWarning, stacklevel=3
-    )
-    # Imported on use: the former names cost nothing otherwise.
-    owner, _, attribute = new_name.rpartition(".")
-    return getattr(importlib.import_module(owner), attribute)
+    new_name = _RENAMED.get(name, name)
+    for owner in _MOVED_TO:
+        # Imported on use: the former names cost nothing otherwise.
+        found = getattr(importlib.import_module(owner), new_name, None)
+        if callable(found):
+            # Level 3 is the code that uses the name: it calls the module's `__getattr__`, which
+            # calls this.
+            warnings.warn(
+                f"{module}.{name} is deprecated, use {owner}.{new_name}",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            return found
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def find_rejection_callback(observer: UploadObserver) -> RejectionCallback:
