@@ -18,7 +18,7 @@ from streammeta.controller.metadata.tables.values import (
     ObjectKind,
 )
 from streammeta.controller.records import record as rec
-from streammeta.controller.records.record import Record, Tags
+from streammeta.controller.records.record import FACT_COLUMNS, Record, Tags
 from streammeta.v1 import changes_pb2 as pb
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 
@@ -63,6 +63,29 @@ def _optional(values: Int64Column, count: int) -> list[int | None]:
     if not len(values):
         return [None] * count
     return [None if value == _UNKNOWN else value for value in values.tolist()]
+
+
+def _facts(
+    record: rec.StreamSetObjectsCommitted | rec.StreamObjectsCommitted,
+) -> Iterator[tuple[int | None, ...]]:
+    """Iterate over the time bounds and checksums of a record's objects."""
+    count = len(record.object_id)
+    return zip(*(_optional(getattr(record, name), count) for name in FACT_COLUMNS), strict=True)
+
+
+def _copy(kind: type[Message]) -> Callable[[Any], Message]:
+    """Return an encoder that copies equally named fields of a record. `ids` are its column `id`."""
+    wire = kind.DESCRIPTOR.fields
+    names = [part.name for part in wire if not part.is_repeated]
+    columns = [part.name for part in wire if part.is_repeated]
+
+    def encode(record: Any) -> Message:
+        content: dict[str, Any] = {name: getattr(record, name) for name in names}
+        for name in columns:
+            content[name] = getattr(record, name.removesuffix("s")).tolist()
+        return kind(**content)
+
+    return encode
 
 
 # -- streams
@@ -136,14 +159,7 @@ def _uploads_pending(record: rec.PendingUploadsSet) -> Message:
 
 
 def _set_objects_committed(record: rec.StreamSetObjectsCommitted) -> Message:
-    count = len(record.object_id)
     ends = np.cumsum(record.range_count).tolist()
-    facts = zip(
-        _optional(record.min_timestamp_ms, count),
-        _optional(record.max_timestamp_ms, count),
-        _optional(record.crc32c, count),
-        strict=True,
-    )
     rows = _rows(
         record.object_id,
         record.order_id,
@@ -154,7 +170,7 @@ def _set_objects_committed(record: rec.StreamSetObjectsCommitted) -> Message:
 
     objects = []
     for (object_id, order_id, size, attributes, ranges), end, (low, high, crc32c) in zip(
-        rows, ends, facts, strict=True
+        rows, ends, _facts(record), strict=True
     ):
         held = slice(end - ranges, end)
         objects.append(
@@ -181,7 +197,6 @@ def _set_objects_committed(record: rec.StreamSetObjectsCommitted) -> Message:
 
 
 def _stream_objects_committed(record: rec.StreamObjectsCommitted) -> Message:
-    count = len(record.object_id)
     is_composite = (record.attributes & KIND_MASK) == COMPOSITE_BITS
     kinds = np.where(is_composite, ObjectKind.COMPOSITE, ObjectKind.STREAM)
     rows = _rows(
@@ -193,15 +208,9 @@ def _stream_objects_committed(record: rec.StreamObjectsCommitted) -> Message:
         record.object_size,
         record.attributes,
     )
-    facts = zip(
-        _optional(record.min_timestamp_ms, count),
-        _optional(record.max_timestamp_ms, count),
-        _optional(record.crc32c, count),
-        strict=True,
-    )
     objects = []
     for (object_id, stream_id, kind, start, end, size, attributes), (low, high, crc32c) in zip(
-        rows, facts, strict=True
+        rows, _facts(record), strict=True
     ):
         objects.append(
             objects_pb2.StreamObject(
@@ -261,58 +270,21 @@ def _keys_deleted(record: rec.KVsDeleted) -> Message:
 CHANGES: dict[type, tuple[str, Callable[[Any], Message]]] = {
     rec.StreamsCreated: ("streams_created", _streams_created),
     rec.StreamsOpened: ("streams_opened", _streams_opened),
-    rec.StreamsReopened: (
-        "streams_reopened",
-        lambda record: pb.StreamsReopened(stream_ids=record.stream_id.tolist()),
-    ),
+    rec.StreamsReopened: ("streams_reopened", _copy(pb.StreamsReopened)),
     rec.StreamsClosed: ("streams_closed", _streams_closed),
     rec.StreamsTrimmed: ("streams_trimmed", _streams_trimmed),
-    rec.StreamsDeleted: (
-        "streams_deleted",
-        lambda record: pb.StreamsDeleted(stream_ids=record.stream_id.tolist()),
-    ),
+    rec.StreamsDeleted: ("streams_deleted", _copy(pb.StreamsDeleted)),
     rec.RangesRemoved: ("ranges_removed", _ranges_removed),
     rec.PendingUploadsSet: ("uploads_pending", _uploads_pending),
-    rec.UploadsAbandoned: (
-        "uploads_abandoned",
-        lambda record: pb.UploadsAbandoned(
-            node_id=record.node_id, stream_ids=record.stream_id.tolist()
-        ),
-    ),
-    rec.ObjectsPrepared: (
-        "objects_prepared",
-        lambda record: pb.ObjectsPrepared(
-            node_id=record.node_id,
-            first_object_id=record.first_object_id,
-            count=record.count,
-            deadline_ms=record.deadline_ms,
-        ),
-    ),
+    rec.UploadsAbandoned: ("uploads_abandoned", _copy(pb.UploadsAbandoned)),
+    rec.ObjectsPrepared: ("objects_prepared", _copy(pb.ObjectsPrepared)),
     rec.StreamSetObjectsCommitted: ("stream_set_objects_committed", _set_objects_committed),
     rec.StreamObjectsCommitted: ("stream_objects_committed", _stream_objects_committed),
     rec.NamedObjectsCommitted: ("named_objects_committed", _named_objects_committed),
-    rec.ObjectsDestroyed: (
-        "objects_destroyed",
-        lambda record: pb.ObjectsDestroyed(
-            object_ids=record.object_id.tolist(), marked_at_ms=record.marked_at_ms
-        ),
-    ),
-    rec.ObjectsRemoved: (
-        "objects_removed",
-        lambda record: pb.ObjectsRemoved(object_ids=record.object_id.tolist()),
-    ),
-    rec.ObjectsLinked: (
-        "objects_linked",
-        lambda record: pb.ObjectsLinked(
-            composite_id=record.composite_id, object_ids=record.object_id.tolist()
-        ),
-    ),
-    rec.ObjectAttributesSet: (
-        "object_attributes_changed",
-        lambda record: pb.ObjectAttributesChanged(
-            object_id=record.object_id, attributes=record.attributes
-        ),
-    ),
+    rec.ObjectsDestroyed: ("objects_destroyed", _copy(pb.ObjectsDestroyed)),
+    rec.ObjectsRemoved: ("objects_removed", _copy(pb.ObjectsRemoved)),
+    rec.ObjectsLinked: ("objects_linked", _copy(pb.ObjectsLinked)),
+    rec.ObjectAttributesSet: ("object_attributes_changed", _copy(pb.ObjectAttributesChanged)),
     rec.NodeRegistered: (
         "node_registered",
         # Without wal_config, which may contain secrets: GetNodes decides who may see it.
@@ -320,30 +292,13 @@ CHANGES: dict[type, tuple[str, Callable[[Any], Message]]] = {
             node_id=record.node_id, node_epoch=record.node_epoch, tags=_tags(record.tags)
         ),
     ),
-    rec.NodeEpochSet: (
-        "node_epoch_changed",
-        lambda record: pb.NodeEpochChanged(
-            node_id=record.node_id, node_epoch=record.node_epoch, failover=record.failover
-        ),
-    ),
-    rec.NodeLocked: (
-        "node_lock_changed",
-        lambda record: pb.NodeLockChanged(node_id=record.node_id, locked=record.locked),
-    ),
-    rec.NodeUnregistered: (
-        "node_unregistered",
-        lambda record: pb.NodeUnregistered(node_id=record.node_id),
-    ),
-    rec.NodeSupervised: (
-        "node_supervised",
-        lambda record: pb.NodeSupervised(node_id=record.node_id),
-    ),
+    rec.NodeEpochSet: ("node_epoch_changed", _copy(pb.NodeEpochChanged)),
+    rec.NodeLocked: ("node_lock_changed", _copy(pb.NodeLockChanged)),
+    rec.NodeUnregistered: ("node_unregistered", _copy(pb.NodeUnregistered)),
+    rec.NodeSupervised: ("node_supervised", _copy(pb.NodeSupervised)),
     rec.RecoveryAssigned: ("recovery_assigned", _recovery_assigned),
     rec.KVsDeleted: ("keys_deleted", _keys_deleted),
-    rec.FeatureLevelSet: (
-        "feature_level_changed",
-        lambda record: pb.FeatureLevelChanged(level=record.level),
-    ),
-    rec.RestoreFinished: ("restore_finished", lambda _: pb.RestoreFinished()),
+    rec.FeatureLevelSet: ("feature_level_changed", _copy(pb.FeatureLevelChanged)),
+    rec.RestoreFinished: ("restore_finished", _copy(pb.RestoreFinished)),
 }
 """Field of `MetadataChange` and the encoder of its content, by type of record except `KVsPut`."""
