@@ -15,12 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId, SnapshotId
-from streammeta.controller.journal import state_files
-from streammeta.controller.journal.errors import (
-    DirectoryLockedError,
-    DirectoryNotFormattedError,
-    WrongDirectoryError,
-)
+from streammeta.controller.journal import errors, state_files
 from streammeta.controller.journal.reserve import RESERVE_NAME
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import VoterSet
@@ -91,7 +86,7 @@ def format_directory(
     check_empty(path, files)
     named_id = _directory_id_among(voters, node_id)
     if named_id and directory_id and named_id != directory_id:
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"directory id {directory_id} was requested, but the voters name {named_id} for node "
             f"{node_id}: use one of them"
         )
@@ -138,16 +133,16 @@ def lock_directory(files: durable_files.FileSystem, path: Path) -> durable_files
     try:
         return files.lock(path / LOCK_NAME)
     except durable_files.DirectoryInUseError as error:
-        raise DirectoryLockedError(str(error)) from None
+        raise errors.DirectoryLockedError(str(error)) from None
 
 
 def check_empty(path: Path, files: durable_files.FileSystem) -> None:
     """Raise WrongDirectoryError unless a directory may be formatted."""
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME in names:
-        raise WrongDirectoryError(f"{path} is already formatted: use it as it is")
+        raise errors.WrongDirectoryError(f"{path} is already formatted: use it as it is")
     if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"{path} is not empty ({', '.join(foreign[:5])}): a controller needs its own "
             "directory, use an empty one"
         )
@@ -156,7 +151,7 @@ def check_empty(path: Path, files: durable_files.FileSystem) -> None:
         and state_files.read_quorum_state(files, path / state_files.STATE_NAME) != QuorumState()
     ):
         # An interrupted format leaves no votes, so this node was in use and lost its identity.
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"{path} has no {META_NAME}, but a {state_files.STATE_NAME} with votes, which must not "
             "be forgotten: restore the file, or replace the voter with an empty directory"
         )
@@ -168,7 +163,7 @@ def _directory_id_among(voters: VoterSet, node_id: NodeId) -> DirectoryId | None
     voter = voters.find(node_id)
     if voter is None:
         known = ", ".join(str(item.key.node_id) for item in voters)
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"node {node_id} is not among the voters ({known}): name it there, or format it as a "
             "node that joins"
         )
@@ -186,16 +181,16 @@ def read_identity(path: Path, files: durable_files.FileSystem) -> DirectoryIdent
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME not in names:
         if any(map(is_evidence, names)):
-            raise WrongDirectoryError(
+            raise errors.WrongDirectoryError(
                 f"{path} has no {META_NAME}: its recovery was interrupted, repeat "
                 "`streammeta recover apply` with the same plan"
             )
         if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
-            raise WrongDirectoryError(
+            raise errors.WrongDirectoryError(
                 f"{path} contains {', '.join(foreign[:5])} but no {META_NAME}: it is not a "
                 "controller's data directory, use an empty one or the right one"
             )
-        raise DirectoryNotFormattedError(
+        raise errors.DirectoryNotFormattedError(
             f"{path} is not formatted: format it for this node and cluster first with "
             "streammeta storage format"
         )
@@ -224,17 +219,17 @@ def check_identity(
     """
     # A vote in another cluster's directory would count there as well.
     if identity.cluster_id != cluster_id:
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"{path} belongs to cluster {identity.cluster_id!r}, this controller to "
             f"{cluster_id!r}: use its own directory or correct its cluster id"
         )
     if identity.node_id != node_id:
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"{path} belongs to node {identity.node_id}, this controller is node {node_id}: "
             "use its own directory or correct its node id"
         )
     if directory_id is not None and identity.directory_id != directory_id:
-        raise WrongDirectoryError(
+        raise errors.WrongDirectoryError(
             f"{path} has directory id {identity.directory_id}, but {directory_id} is expected: "
             "use the directory with that id"
         )

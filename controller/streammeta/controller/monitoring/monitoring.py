@@ -12,12 +12,7 @@ from streammeta.controller.grpc_server.server import open_connections
 from streammeta.controller.monitoring.history.sampling import LoopLag, Sampler
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.monitoring.http.probes import Condition, report, unready
-from streammeta.controller.monitoring.metrics import families
-from streammeta.controller.monitoring.metrics.metrics import (
-    ControllerCollector,
-    Sources,
-    read_told,
-)
+from streammeta.controller.monitoring.metrics import families, metrics
 from streammeta.controller.monitoring.metrics.work_metrics import Leaderships
 from streammeta.controller.monitoring.pages.pages import StatusPages
 from streammeta.controller.monitoring.parts import Parts
@@ -42,7 +37,7 @@ class Monitoring:
         # The dict is completed below. The listener reads it only after start.
         self._plane = HttpPlane(parts.tls.http, authenticator, pages)
         sources = self._sources()
-        registry = families.new_registry(ControllerCollector(sources))
+        registry = families.new_registry(metrics.ControllerCollector(sources))
         self._loop_lag = LoopLag(registry)
         self._exposition = families.Exposition(registry)
         self._measuring: list[asyncio.Task[None]] = []
@@ -97,12 +92,12 @@ class Monitoring:
     async def _metrics(self, _: Mapping[str, str]) -> Page:
         return Page(await self._exposition.text(), content_type=families.CONTENT_TYPE)
 
-    def _sources(self) -> Sources:
+    def _sources(self) -> metrics.Sources:
         parts, leaderships = self._parts, Leaderships()
         # Registered once, here, so that terms are counted also without a scrape.
         parts.controller.on_leadership(leaderships.changed)
 
-        return Sources(
+        return metrics.Sources(
             version=metadata.version(DISTRIBUTION),
             quorum=parts.driver.describe,
             applied=lambda: parts.controller.committed_end,
@@ -121,7 +116,9 @@ class Monitoring:
             deletion=parts.deletion.describe,
             feature_level=lambda: parts.cluster_metadata().feature_level,
             lease_left_ms=lambda: parts.controller.lease.left_ms,
-            reconcile_runs=lambda: read_told(parts.cluster_metadata().kv_value(NAMESPACE, KEY)),
+            reconcile_runs=lambda: metrics.read_told(
+                parts.cluster_metadata().kv_value(NAMESPACE, KEY)
+            ),
             requests=parts.requests,
             admission=parts.controller.gate.admission,
             leaderships=leaderships,

@@ -23,14 +23,10 @@ from streammeta.brokers.kafka.cluster.refused_batches import RefusedBatches
 from streammeta.brokers.kafka.cluster.topic_configs import log_config
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.kafka.protocol.tally import BrokerTally
+from streammeta.brokers.partition import opening
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.log_clock import wall_clock_ms
-from streammeta.brokers.partition.opening import (
-    create_meta_stream,
-    open_log,
-    partition_tags,
-)
 from streammeta.client import StreamClient, errors
 
 VIEW_INTERVAL_S = 0.5
@@ -351,10 +347,12 @@ class Broker:
                 await self._next_epoch(place, leader)
                 return
 
-            tags = partition_tags(*place)
+            tags = opening.partition_tags(*place)
             config = log_config(topic.configs)
             meta_id = await self._meta_stream(*place)
-            self.logs[place] = await open_log(self.client, meta_id, leader.epoch, tags, config)
+            self.logs[place] = await opening.open_log(
+                self.client, meta_id, leader.epoch, tags, config
+            )
             self._failed_openings.pop(place, None)
             self._note_change()
         except (errors.StreamFencedError, errors.StreamEpochMismatchError):
@@ -381,7 +379,7 @@ class Broker:
         known = await self.keys.stream_id(key)
         if known is not None:
             return known
-        created = await create_meta_stream(self.client, topic_id, partition)
+        created = await opening.create_meta_stream(self.client, topic_id, partition)
         return await self.keys.claim_stream_id(key, created)
 
     async def _sweep(self) -> None:

@@ -11,13 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from streammeta.brokers.kafka.cluster.keys import VIEW_PREFIXES, Keys
-from streammeta.client import NodeIdentity, StreamClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    NodeFencedError,
-    NodeNotRegisteredError,
-    StreamEpochMismatchError,
-)
+from streammeta.client import NodeIdentity, StreamClient, errors
 from streammeta.client.parts import BrokerSession
 
 _PAUSE_S = 1.0
@@ -34,7 +28,7 @@ async def watch_cluster(client: StreamClient, keys: Keys, on_change: Callable[[]
                 on_change()  # covers changes before the watch
                 async for _ in changes:
                     on_change()
-        except BrokerClientError as error:
+        except errors.BrokerClientError as error:
             _log.warning("watching the cluster failed, retrying: %s", error)
         except Exception:  # noqa: BLE001 - the view must be renewed all the same
             _log.exception("watching the cluster failed unexpectedly, retrying")
@@ -56,7 +50,11 @@ async def close_streams_of(session: BrokerSession, recoveries: Iterable[NodeIden
     for node in recoveries:
         try:
             streams = await session.list_streams_of(node)
-        except (NodeFencedError, NodeNotRegisteredError, StreamEpochMismatchError):
+        except (
+            errors.NodeFencedError,
+            errors.NodeNotRegisteredError,
+            errors.StreamEpochMismatchError,
+        ):
             continue
         epochs = {stream.stream_id: stream.epoch for stream in streams}
         closed += len((await session.close_streams(epochs, of=node)).done)

@@ -12,12 +12,7 @@ import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.features import FIELDS
-from streammeta.controller.metadata.api import answers
-from streammeta.controller.metadata.api.request_identity import (
-    NO_DIGEST,
-    digest_of_commit,
-    digests_of_uploads,
-)
+from streammeta.controller.metadata.api import answers, request_identity
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.decisions import commit_rules
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
@@ -66,7 +61,7 @@ class Uploads:
         if request.order_id < 0 <= request.object_id:
             request = replace(request, order_id=request.object_id)
 
-        digest = digest_of_commit(request)
+        digest = request_identity.digest_of_commit(request)
         repeat = self._repeat_of(request, digest)
         if repeat is commit_rules.Repeat.SAME:
             return [], self._repeats.first_answer(request, digest)
@@ -85,7 +80,7 @@ class Uploads:
         # Verdicts of left-out rows are remembered: a repeat must get the same answer.
         if error is not _NONE:
             has_digests = self._feature_level.current >= _DIGESTS_OF_LEFT_OUT_ROWS
-            left_out_of = digest if has_digests else NO_DIGEST
+            left_out_of = digest if has_digests else request_identity.NO_DIGEST
             records.append(_rejection_record(request, verdicts, left_out_of))
         return records, verdicts.answer(_NONE)
 
@@ -180,7 +175,7 @@ class Uploads:
                 range_errors=np.full(len(request.ranges.stream_id), int(error)),
             )
 
-        digests = digests_of_uploads(request)
+        digests = request_identity.digests_of_uploads(request)
         if not self._all_can_be_committed(request):
             return self._decide_in_turn(request, digests, now_ms)
         self._objects.require_room(0, request.object_size)

@@ -14,15 +14,7 @@ from prometheus_client.core import Metric
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.deletion import DeletionStatus
-from streammeta.controller.monitoring.metrics.families import (
-    COARSE,
-    counter,
-    counter_by,
-    gauge,
-    histogram,
-    total,
-    value,
-)
+from streammeta.controller.monitoring.metrics import families
 from streammeta.controller.rpc.calls.tally import RESULTS, RequestTally
 from streammeta.controller.runtime.load.admission import Admission
 from streammeta.controller.runtime.persistence.checkpointer import CheckpointTally
@@ -90,7 +82,7 @@ def of_work(sources: WorkSources, deletion: DeletionStatus) -> Iterator[Metric]:
 
 def _of_requests(sources: WorkSources) -> Iterator[Metric]:
     methods = sources.requests.methods
-    yield counter(
+    yield families.counter(
         "requests",
         "Calls that have ended, by result. The caller has cancelled abandoned calls.",
         ["method", "result"],
@@ -102,14 +94,14 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
         ],
     )
 
-    yield histogram(
+    yield families.histogram(
         "request_duration_seconds",
         "Time from a call's arrival to its end, except for long calls such as watches.",
         ["method"],
         [([method], tally.times) for method, tally in methods.items() if tally.times is not None],
-        COARSE,
+        families.COARSE,
     )
-    yield gauge(
+    yield families.gauge(
         "requests_under_way",
         "Calls in flight. For MetadataService.Watch and ObjectService.CommitPipeline this is the "
         "number of open watches and pipelines.",
@@ -122,19 +114,19 @@ def _of_admission(sources: WorkSources) -> Iterator[Metric]:
     admission = sources.admission
     kinds = [(kind, kind.name.lower()) for kind in RequestClass]
 
-    yield gauge(
+    yield families.gauge(
         "admission_running",
         "Admitted calls in flight, by class.",
         "class",
         {name: admission.running(kind) for kind, name in kinds},
     )
-    yield gauge(
+    yield families.gauge(
         "admission_waiting",
         "Calls that wait for admission, by class.",
         "class",
         {name: admission.waiting(kind) for kind, name in kinds},
     )
-    yield counter_by(
+    yield families.counter_by(
         "admission_refused",
         "Calls rejected because too many of their class were waiting.",
         "class",
@@ -143,17 +135,17 @@ def _of_admission(sources: WorkSources) -> Iterator[Metric]:
 
 
 def _of_quorum(sources: WorkSources) -> Iterator[Metric]:
-    yield total(
+    yield families.total(
         "quorum_leaderships_begun",
         "Number of times that this controller started to accept writes as leader.",
         sources.leaderships.begun,
     )
-    yield total(
+    yield families.total(
         "quorum_leaderships_ended",
         "Number of times that this controller stopped accepting writes as leader.",
         sources.leaderships.ended,
     )
-    yield counter_by(
+    yield families.counter_by(
         "peer_requests_failed",
         "Requests to another controller that got no answer.",
         "peer",
@@ -162,40 +154,42 @@ def _of_quorum(sources: WorkSources) -> Iterator[Metric]:
 
 
 def _of_log(sources: WorkSources) -> Iterator[Metric]:
-    yield total("log_appended_bytes", "Bytes appended to the log.", sources.appended_bytes())
-    yield histogram(
+    yield families.total(
+        "log_appended_bytes", "Bytes appended to the log.", sources.appended_bytes()
+    )
+    yield families.histogram(
         "log_flush_duration_seconds",
         "Time of one flush of the log.",
         [],
         [([], sources.flushes)],
     )
 
-    yield value("log_bytes", "Size of the log on disk.", sources.log_bytes())
-    yield value(
+    yield families.value("log_bytes", "Size of the log on disk.", sources.log_bytes())
+    yield families.value(
         "data_dir_free_bytes", "Free space on the disk of the data directory.", sources.free_bytes()
     )
 
 
 def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
     tally = sources.checkpoints
-    yield histogram(
+    yield families.histogram(
         "checkpoint_duration_seconds",
         "Time to write a checkpoint of the metadata, mostly pauses that leave the CPU to calls.",
         [],
         [([], tally.times)],
     )
 
-    yield total(
+    yield families.total(
         "checkpoints_put_off", "Checkpoints postponed because the disk was full.", tally.put_off
     )
-    yield value(
+    yield families.value(
         "checkpoint_bytes",
         "Size of the newest checkpoint, written or loaded, without a value before the first.",
         tally.newest_bytes,
     )
     # Without a checkpoint an age of 0 would not be true.
     has_one = tally.newest_bytes is not None
-    yield value(
+    yield families.value(
         "checkpoint_age_seconds",
         "Time since the newest checkpoint was written or loaded. It also grows without commits.",
         (sources.now_ms() - tally.newest_ms) / 1000 if has_one else None,
@@ -204,13 +198,13 @@ def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
 
 def _of_limits(sources: WorkSources) -> Iterator[Metric]:
     used = sources.metadata_used()
-    yield gauge(
+    yield families.gauge(
         "map_used",
         "Used part of each limit of the metadata, as a count or in bytes.",
         "quota",
         {quota: used[quota] for quota in sources.metadata_limits},
     )
-    yield gauge(
+    yield families.gauge(
         "map_limit",
         "Limit of streammeta_map_used at this controller.",
         "quota",
@@ -224,7 +218,7 @@ def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
     operations = [(name, bucket.of(name)) for name in names]
 
     def counted(name: str, text: str, part: Callable[[OperationMetrics], float]) -> Metric:
-        return counter_by(
+        return families.counter_by(
             name, text, "operation", {name: part(operation) for name, operation in operations}
         )
 
@@ -250,24 +244,24 @@ def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
 def _of_nodes(sources: WorkSources) -> Iterator[Metric]:
     sessions = sources.sessions()
     # States without a broker are 0 and not absent, or sums over states would have gaps.
-    yield gauge(
+    yield families.gauge(
         "node_sessions",
         "Brokers that send heartbeats, by state of their session. Only at the leader.",
         "state",
         {state.name.lower(): sessions.get(state, 0) for state in NodeState},
     )
 
-    yield total(
+    yield families.total(
         "node_sessions_expired",
         "Brokers that this controller fenced as leader because their heartbeats stopped.",
         sources.fenced(),
     )
-    yield value(
+    yield families.value(
         "recoveries_assigned",
         "Brokers whose data is assigned to another broker for recovery. Only at the leader.",
         sources.recoveries(),
     )
-    yield value(
+    yield families.value(
         "compactions_assigned",
         "Brokers whose stream set objects another broker is to compact. Only at the leader.",
         sources.compactions(),
@@ -275,28 +269,30 @@ def _of_nodes(sources: WorkSources) -> Iterator[Metric]:
 
 
 def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
-    yield value("deletions_in_flight", "Objects in deletion requests in flight.", status.in_flight)
-    yield value(
+    yield families.value(
+        "deletions_in_flight", "Objects in deletion requests in flight.", status.in_flight
+    )
+    yield families.value(
         "deletions_refused", "Objects whose deletion failed and is retried.", status.refused
     )
-    yield value(
+    yield families.value(
         "deletions_stuck",
         "Objects whose deletion failed repeatedly.",
         status.stuck,
     )
 
-    yield value(
+    yield families.value(
         "deletions_ahead",
         "Uncommitted objects kept because their offsets are after the end of their streams.",
         status.ahead,
     )
-    yield value(
+    yield families.value(
         "deletions_unproven",
         "Uncommitted objects kept for a day because their origin can't be verified.",
         status.unproven,
     )
-    yield value("deletion_rate_limit", "Maximum deletions per second.", status.rate)
-    yield counter_by(
+    yield families.value("deletion_rate_limit", "Maximum deletions per second.", status.rate)
+    yield families.counter_by(
         "deletions",
         "Objects in finished deletion requests, by result.",
         "result",

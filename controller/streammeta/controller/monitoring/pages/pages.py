@@ -13,12 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 from urllib.parse import urlencode
 
-from streammeta.controller.errors import (
-    ApiError,
-    ErrorCode,
-    InvalidRequestError,
-    LimitExceededError,
-)
+from streammeta.controller import errors
 from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.tables.values import ObjectKind, PageRequest
 from streammeta.controller.monitoring.http.http_listener import Page, ResponseCache, Route
@@ -166,7 +161,7 @@ class StatusPages:
 
         try:
             content = await make(document, number)
-        except ApiError as error:
+        except errors.ApiError as error:
             content = Content(notes=(f"The map can't be read now: {error}",))
 
         context = {
@@ -274,8 +269,8 @@ class StatusPages:
     async def _make_json(self, tag: str, after: int) -> Page:
         try:
             found = await self._find_streams(tag, after)
-        except ApiError as error:
-            is_invalid = isinstance(error, InvalidRequestError | LimitExceededError)
+        except errors.ApiError as error:
+            is_invalid = isinstance(error, errors.InvalidRequestError | errors.LimitExceededError)
             return json_page({"error": str(error)}, 400 if is_invalid else 503)
         token = found.next_page_token
         return json_page(
@@ -302,7 +297,7 @@ class StatusPages:
         query = requests.ObjectQuery(stream_id, stream.start_offset, -1, ROWS)
         read = await self._read(requests.GetObjects(queries=(query,)))
         result = read.results[0]
-        held = result.objects if result.error is ErrorCode.NONE else ()
+        held = result.objects if result.error is errors.ErrorCode.NONE else ()
         objects = [
             (
                 str(range_.object_id),
