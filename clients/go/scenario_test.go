@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -207,6 +208,21 @@ func (r *runner) perform(ctx context.Context, step map[string]any) (map[string]a
 		return map[string]any{"first": first}, err
 	case "commit":
 		return nil, r.commit(ctx, node, step)
+	case "name_objects":
+		return nil, r.nameObjects(ctx, node, step)
+	case "delete_objects":
+		owner := OwnedByKey(text("namespace"), text("key"))
+		deleted, err := node.DeleteObjectsOf(ctx, owner, step["with_key"] == true)
+		return map[string]any{"key_deleted": deleted}, err
+	case "count_objects":
+		count := 0
+		for _, err := range r.client.NamedObjects(ctx, text("prefix")) {
+			if err != nil {
+				return nil, err
+			}
+			count++
+		}
+		return map[string]any{"count": count}, nil
 	case "objects":
 		return r.objects(ctx, number("stream"), number("start"), number("end"))
 	case "put":
@@ -304,6 +320,28 @@ func (r *runner) commit(ctx context.Context, node *Node, step map[string]any) er
 	pipeline := node.Pipeline()
 	defer pipeline.Close()
 	return pipeline.Commit(ctx, upload)
+}
+
+func (r *runner) nameObjects(ctx context.Context, node *Node, step map[string]any) error {
+	count := int32(step["count"].(float64))
+	first, err := node.PrepareObjects(ctx, count, time.Minute)
+	if err != nil {
+		return err
+	}
+	var uploads []NamedUpload
+	for number := range int64(count) {
+		uploads = append(uploads, NamedUpload{
+			ObjectID: first + number,
+			Name:     fmt.Sprint(step["prefix"], number),
+			Owner:    OwnedByKey(step["namespace"].(string), step["key"].(string)),
+		})
+	}
+	for batch := range slices.Chunk(uploads, 1000) {
+		if err := node.CommitNamedObjects(ctx, batch...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *runner) objects(ctx context.Context, stream, start, end int64) (map[string]any, error) {

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from streammeta.client import KeyChange, KeyValues, OpenedStream, Watch
-from streammeta.client.controllers.methods import PREPARE_OBJECTS
+from streammeta.client import KeyChange, KeyValues, NamedObjects, OpenedStream, OwnerKey, Watch
+from streammeta.client.controllers.methods import COMMIT_NAMED_OBJECTS, PREPARE_OBJECTS
 from streammeta.client.errors import InvalidRequestError, RejectedError
 from streammeta.client.model import node_message
 from streammeta.client.parts import (
@@ -19,7 +19,7 @@ from streammeta.client.parts import (
     StreamReader,
     Upload,
 )
-from streammeta.v1 import admin_pb2
+from streammeta.v1 import admin_pb2, objects_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from streammeta.v1.common_pb2 import ErrorCode
 from tests.kit.memory_store import MemoryObjectStore
@@ -140,6 +140,37 @@ class _Runner:
         async with CommitPipeline(self.client, self.sessions[node].node) as pipeline:
             verdict = await (await pipeline.upload(upload))
         return {"error": _name(verdict.error)} if verdict.error else {}
+
+    async def _name_objects(
+        self, node: object, prefix: str, count: int, namespace: str, key: str
+    ) -> Results:
+        first = (await self._prepare(node, count))["first"]
+        owner = objects_pb2.OwnerKey(namespace=namespace, key=key)
+        items = [
+            objects_pb2.NamedObjectToCommit(
+                object_id=first + number, name=f"{prefix}{number}", owner_key=owner
+            )
+            for number in range(count)
+        ]
+        for start in range(0, count, 1000):
+            request = objects_pb2.CommitNamedObjectsRequest(
+                node=node_message(self.sessions[node].node), objects=items[start : start + 1000]
+            )
+            answer = await self.client.call(COMMIT_NAMED_OBJECTS, request)
+            if any(answer.errors):
+                return {"error": _name(answer.errors[0])}
+        return {}
+
+    async def _delete_objects(
+        self, node: object, namespace: str, key: str, with_key: bool
+    ) -> Results:
+        objects = NamedObjects(self.sessions[node], MemoryObjectStore())
+        owner = OwnerKey(key, namespace)
+        return {"key_deleted": await objects.delete_all_of(owner, with_owner_key=with_key)}
+
+    async def _count_objects(self, node: object, prefix: str) -> Results:
+        objects = NamedObjects(self.sessions[node], MemoryObjectStore())
+        return {"count": len([found async for found in objects.describe(prefix=prefix)])}
 
     async def _objects(self, stream: int, start: int, end: int) -> Results:
         async with StreamReader(self.client, MemoryObjectStore(), "any") as reader:

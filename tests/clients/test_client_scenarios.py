@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from streammeta.cli.local.local_cluster import LocalCluster
+from streammeta.controller.features import SUPPORTED
 from tests.clients.python_runner import run_scenario
-from tests.kit.real_cluster import STEADY, running_cluster
+from tests.kit.real_cluster import STEADY, raise_level, running_cluster
 
 # On a new machine the first build compiles gRPC, besides other tests.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
@@ -31,6 +32,7 @@ _BUILD_LIMIT_S = 600
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with running_cluster(tmp_path, options=STEADY) as running:
+        raise_level(running, SUPPORTED.highest)
         yield running
 
 

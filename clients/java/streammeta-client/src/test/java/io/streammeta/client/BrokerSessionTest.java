@@ -211,6 +211,33 @@ class BrokerSessionTest {
     }
 
     @Test
+    void theOwnerIsDeletedWithItsLastNamedObject() {
+        KeyValues keys = client.keyValues("owners");
+        await(keys.put("mine", new byte[1]));
+        await(keys.put("other", new byte[1]));
+        ObjectOwner.Key owner = new ObjectOwner.Key("owners", "mine");
+        long first = await(session.objects().prepare(3, TIME_TO_COMMIT)).firstObjectId();
+        await(session.namedObjects().commit(List.of(
+                named(first, "mine/1", owner),
+                named(first + 1, "mine/2", owner),
+                named(first + 2, "other/1", new ObjectOwner.Key("owners", "other")))));
+
+        assertFalse(await(session.namedObjects().deleteWithOwner(List.of(), owner)));
+        assertFalse(await(session.namedObjects().deleteWithOwner(List.of("mine/1", "other/1"), owner)));
+        assertTrue(await(session.namedObjects().deleteWithOwner(List.of("mine/2"), owner)));
+        assertTrue(await(keys.get("mine")).isEmpty());
+        assertEquals(List.of(), await(client.namedObjects().list("mine/").toList()));
+        assertTrue(await(client.namedObjects().describe("other/1")).isPresent());
+
+        long streamId = await(session.streams().create(Map.of()));
+        long ofStream = await(session.objects().prepare(1, TIME_TO_COMMIT)).firstObjectId();
+        await(session.namedObjects().commit(List.of(named(ofStream, "stream/1", new ObjectOwner.Stream(streamId)))));
+        await(session.namedObjects().deleteAllOf(new ObjectOwner.Stream(streamId)));
+        assertTrue(await(client.namedObjects().describe("stream/1")).isEmpty());
+        await(session.namedObjects().deleteAllOf(new ObjectOwner.Key("owners", "other")));
+    }
+
+    @Test
     void anUnregisteredNodeIsRejected() {
         BrokerSession other = await(client.openSession(new NodeIdentity(2, 1), SessionOptions.DEFAULT));
         await(other.unregister());

@@ -166,6 +166,11 @@ class ScenarioTest {
                         await(session.objects().prepare((int) step.number("count"), Duration.ofMinutes(1)))
                                 .firstObjectId());
                 case "commit" -> commit(session, step);
+                case "name_objects" -> name(session, step);
+                case "delete_objects" -> Map.of("key_deleted", delete(session, step));
+                case "count_objects" -> Map.of(
+                        "count",
+                        await(client.namedObjects().list(step.text("prefix")).toList()).size());
                 case "objects" -> locate(step.number("stream"), step.number("start"), step.number("end"));
                 case "put" -> Map.of("version", await(step.version().isPresent()
                         ? keys.putIfVersion(step.text("key"), step.bytes("value"), step.version().getAsLong())
@@ -242,6 +247,31 @@ class ScenarioTest {
             }
             await(session.pipeline().submit(commit.build())).requireCommitted(step.toString());
             return Map.of();
+        }
+
+        private static Map<String, Object> name(BrokerSession session, Step step) {
+            ObjectOwner owner = new ObjectOwner.Key(step.text("namespace"), step.text("key"));
+            PreparedObjects prepared =
+                    await(session.objects().prepare((int) step.number("count"), Duration.ofMinutes(1)));
+            List<NamedObjectToCommit> objects = prepared.ids().stream()
+                    .map(id -> new NamedObjectToCommit(
+                            id, step.text("prefix") + id, 0, OptionalLong.empty(), owner, Map.of()))
+                    .toList();
+            for (int start = 0; start < objects.size(); start += 1000) {
+                List<NamedObjectToCommit> batch = objects.subList(start, Math.min(start + 1000, objects.size()));
+                await(session.namedObjects().commit(batch));
+            }
+            return Map.of();
+        }
+
+        private static boolean delete(BrokerSession session, Step step) {
+            NodeNamedObjects objects = session.namedObjects();
+            ObjectOwner.Key owner = new ObjectOwner.Key(step.text("namespace"), step.text("key"));
+            if ((boolean) step.words.get("with_key")) {
+                return await(objects.deleteAllWithOwner(owner));
+            }
+            await(objects.deleteAllOf(owner));
+            return false;
         }
 
         private Map<String, Object> locate(long streamId, long start, long end) {
