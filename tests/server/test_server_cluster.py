@@ -262,6 +262,7 @@ async def _empty_owners(client: ControllerClient, named: NamedObjects, stream_id
     for name in ("7-data", "7-index", "8-data"):
         await named.put(name, b"blocks", owner=LEDGER)
     assert not await named.delete_all_of(OwnerStream(stream_id))
+    await named.delete([], with_owner_key=LEDGER)
     await named.delete(["8-data"], with_owner_key=LEDGER)
     assert [one.name async for one in named.describe()] == ["7-data", "7-index"]
     assert await named.delete_all_of(LEDGER, with_owner_key=True)

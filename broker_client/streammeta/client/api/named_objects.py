@@ -159,6 +159,8 @@ class NamedObjects:
         With `with_owner_key`, only objects of this key are deleted, and it is deleted together with
         its last object. Raises errors that fence the node.
         """
+        if not names:
+            return  # the contract would read no name as all objects of the owner
         items = [objects_pb2.NamedObjectToDelete(name=name) for name in names]
         request = objects_pb2.DeleteNamedObjectsRequest(
             node=node_message(self._session.node), objects=items
