@@ -2,6 +2,7 @@ package streammeta
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -71,18 +72,26 @@ func (n *Node) Heartbeat(ctx context.Context) (*v1.HeartbeatResponse, error) {
 }
 
 // KeepAlive sends heartbeats until ctx ends or a heartbeat is rejected, for example because another
-// process fenced this one. It calls onWork, if that is not nil, with each answer.
+// process fenced this one. While no controller answers, it goes on. It calls onWork, if that is not nil,
+// with each answer.
 func (n *Node) KeepAlive(ctx context.Context, onWork func(*v1.HeartbeatResponse)) error {
+	interval := time.Second
 	for {
 		answer, err := n.Heartbeat(ctx)
-		if err != nil {
+		var failure *Error
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			// Two heartbeats may be lost before the session ends.
+			interval = time.Duration(answer.SessionTimeoutMs) * time.Millisecond / 3
+			if onWork != nil {
+				onWork(answer)
+			}
+		case !errors.As(err, &failure) || kindOf(failure) == final:
 			return err
 		}
-		if onWork != nil {
-			onWork(answer)
-		}
-		// Two heartbeats may be lost before the session ends.
-		if !sleep(ctx, time.Duration(answer.SessionTimeoutMs)*time.Millisecond/3) {
+		if !sleep(ctx, interval) {
 			return ctx.Err()
 		}
 	}
