@@ -28,6 +28,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 
@@ -150,7 +151,7 @@ def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
         for info in listed
     ]
     order = DeletionOrder(
-        store=str(folder),
+        store=StoreAddress.parse(folder.as_uri()),
         connect=_Leader.endpoints,
         patience_s=1,
         identity=_IDENTITY,

@@ -26,6 +26,7 @@ from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, figures_of
 from streammeta.reconcile.vocabulary.tables import read_batches
 from streammeta.reconcile.vocabulary.verdicts import Rules
+from streammeta.storage.object_store.protocol.address import StoreAddress
 
 _LATE_MS = MODIFIED_MS + 1
 _RULES = Rules(next_object_id=1 << 40, young_from_ms=_LATE_MS, unlisted_from_ms=_LATE_MS)
@@ -60,9 +61,9 @@ def run(*, load: str, engine: str, store: str, source: str, folder: str) -> dict
         mark()
         listing, of_map = place / plan_folder.LISTING, place / plan_folder.MAP
         if load == "plan":
-            opened.list_bucket(store, NAMESPACE, shards_of(1), listing)
+            opened.list_bucket(StoreAddress.parse(store), NAMESPACE, shards_of(1), listing)
         elif load == "inventory":
-            listed = read_inventory(str(given / INVENTORY), "s3://bench", TAKEN_MS, TAKEN_MS)
+            listed = read_inventory(str(given / INVENTORY), "bench", TAKEN_MS, TAKEN_MS)
             opened.list_inventory(listed, NAMESPACE, listing)
         else:
             shutil.copytree(given / plan_folder.LISTING, listing, copy_function=os.link)

@@ -73,7 +73,7 @@ def make_plan(
 
     def make(name: str, **settings: Any) -> Any:
         config = PlanConfig(
-            store=bucket.uri,
+            store=bucket.address,
             connect=(endpoint,),
             folder=tmp_path / name,
             engine=engine,

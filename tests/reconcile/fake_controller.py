@@ -24,6 +24,7 @@ from streammeta.rpc.failures import Reason
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import (
     admin_pb2,
@@ -259,6 +260,7 @@ class LocalBucket:
         root.mkdir()
         self.root = root
         self.uri = root.as_uri()
+        self.address = StoreAddress.parse(self.uri)
         self.store = open_object_store(self.uri)
 
     def put(
@@ -292,7 +294,7 @@ class Scene:
 
     def config(self, folder: str, **settings: Any) -> PlanConfig:
         """Return the settings of a plan in a folder below the scene's own."""
-        return PlanConfig(self.bucket.uri, (self.endpoint,), self.root / folder, **settings)
+        return PlanConfig(self.bucket.address, (self.endpoint,), self.root / folder, **settings)
 
 
 def own(object_id: int) -> str:

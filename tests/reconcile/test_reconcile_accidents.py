@@ -38,6 +38,7 @@ from streammeta.reconcile.vocabulary.tables import (
 )
 from streammeta.reconcile.vocabulary.verdicts import Rules
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo, ObjectStore
 from streammeta.v1 import objects_pb2
 from tests.kit.memory_store import MemoryObjectStore
@@ -146,7 +147,9 @@ def test_shards_are_listed_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch
         yield from real(store, shard, namespace)
 
     monkeypatch.setattr(local_engine, "listed_rows", wait_for_others)
-    assert LocalEngine().list_bucket(scene.bucket.uri, OWN, shards_of(1), scene.root / "l") == 21
+    assert (
+        LocalEngine().list_bucket(scene.bucket.address, OWN, shards_of(1), scene.root / "l") == 21
+    )
 
 
 class CountingStore(MemoryObjectStore):
@@ -227,7 +230,7 @@ def candidates_in(store: CountingStore, count: int) -> list[Candidate]:
 
 def order_of(state: FakeMap, folder: Path, run: str) -> DeletionOrder:
     return DeletionOrder(
-        store="unused",
+        store=StoreAddress.parse("file:///unused"),
         connect=("unused:1",),
         patience_s=1,
         identity=state.identity,

@@ -323,7 +323,10 @@ def test_a_plan_of_an_earlier_version_knows_no_stream_to_be_deleted(
 
 def test_a_round_of_watch_says_it_too(rolled_back: FakeMap, scene: Scene, tmp_path: Path) -> None:
     planned = PlanConfig(
-        store=scene.bucket.uri, connect=(scene.endpoint,), folder=tmp_path / "rounds", max_share=1
+        store=scene.bucket.address,
+        connect=(scene.endpoint,),
+        folder=tmp_path / "rounds",
+        max_share=1,
     )
     applied = ApplyConfig(tmp_path / "rounds", delete=True)
     told: list[Any] = []

@@ -49,7 +49,7 @@ def folder(scene: Scene) -> Path:
     folder = scene.root / "p"
     plan(
         PlanConfig(
-            scene.bucket.uri, (scene.endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL
+            scene.bucket.address, (scene.endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL
         )
     )
     return folder

@@ -46,7 +46,7 @@ def test_each_change_is_in_a_chain_that_verifies(
 ) -> None:
     scene.fill(range(60))
     orphans = {scene.bucket.put(own(i), 4) for i in range(100, 110)}
-    plan(PlanConfig(store=scene.bucket.uri, connect=(scene.endpoint,), folder=tmp_path / "p"))
+    plan(PlanConfig(store=scene.bucket.address, connect=(scene.endpoint,), folder=tmp_path / "p"))
     order = ApplyConfig(
         tmp_path / "p",
         engine=engine,

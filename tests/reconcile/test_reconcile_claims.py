@@ -46,7 +46,7 @@ def config(bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path) -
     for key in (*map(own, range(40)), *sorted(ORPHANS)):
         bucket.put(key)
     return PlanConfig(
-        store=bucket.uri,
+        store=bucket.address,
         connect=(endpoint,),
         folder=tmp_path / "p",
         grace_ms=0,

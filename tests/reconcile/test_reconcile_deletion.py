@@ -21,6 +21,7 @@ from streammeta.reconcile.vocabulary.errors import ControllerError
 from streammeta.storage import errors
 from streammeta.storage.cluster_files.bucket_marker import marker_key
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
 from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject
@@ -117,7 +118,7 @@ class Bench:
         ]
         self.state.mark(self.store)
         self.order = DeletionOrder(
-            store="unused",
+            store=StoreAddress.parse("file:///unused"),
             connect=("unused:1",),
             patience_s=1,
             identity=self.state.identity,

@@ -84,7 +84,7 @@ def test_both_engines_write_the_same_plan(
     for key in (key_for(905, OTHER), f"{own(906)}.bak", "zoo/<b>", "Ümlaut", "\u2028", "0"):
         bucket.put(key)
     config = PlanConfig(
-        store=bucket.uri,
+        store=bucket.address,
         connect=(endpoint,),
         folder=tmp_path / "local",
         engine=EngineName.LOCAL,
@@ -129,7 +129,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SparkConfig]:
 
 def list_with(engine: Engine, bucket: LocalBucket, folder: Path) -> int:
     """List the bucket and check that each key is there once."""
-    listed = engine.list_bucket(bucket.uri, OWN, shards_of(1), folder)
+    listed = engine.list_bucket(bucket.address, OWN, shards_of(1), folder)
     assert len(pq.read_table(folder)["key"].unique()) == listed
     return listed
 
@@ -185,7 +185,7 @@ def test_a_shard_that_fails_ends_the_listing_with_its_error(
 
     monkeypatch.setattr(local_engine, "listed_rows", refuse_one)
     with pytest.raises(AccessDeniedError, match="told to refuse"):
-        LocalEngine().list_bucket(bucket.uri, OWN, shards_of(1), tmp_path / "listing")
+        LocalEngine().list_bucket(bucket.address, OWN, shards_of(1), tmp_path / "listing")
 
 
 ids = st.sampled_from([0, 1, 2, 3, 15, 16, 17, 32, 255, 256, 257, 4096, 1 << 40])

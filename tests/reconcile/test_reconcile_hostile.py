@@ -35,6 +35,7 @@ from streammeta.reconcile.plans.plan_folder import PLAN_FILE
 from streammeta.reconcile.vocabulary.errors import LeaseError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import OWN, FakeMap, serving
 from tests.reconcile.hostile_world import GRACE_MS, DriverKilledError, Faults, World
@@ -71,7 +72,7 @@ class Scene:
         """Make a plan while brokers go on."""
         folder = self.folder / f"plan-{next(self.numbers)}"
         config = PlanConfig(
-            store=URI,
+            store=StoreAddress.parse(URI),
             connect=(self.endpoint,),
             folder=folder,
             grace_ms=GRACE_MS,

@@ -29,6 +29,7 @@ from streammeta.reconcile.vocabulary import errors
 from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,
@@ -151,7 +152,11 @@ def test_an_inventory_is_read_before_the_map_is_copied(scene: Scene, tmp_path: P
     scene.state.on_snapshot = break_inventory
     scene.state.objects = {6: MapObject(COMMITTED)}
     config = PlanConfig(
-        scene.bucket.uri, (scene.endpoint,), tmp_path / "plan", inventory=str(manifest), max_share=1
+        scene.bucket.address,
+        (scene.endpoint,),
+        tmp_path / "plan",
+        inventory=str(manifest),
+        max_share=1,
     )
     assert plan(config).classes[Verdict.TOO_YOUNG].keys == 1
     assert broken == files
@@ -172,9 +177,9 @@ def test_a_plan_of_an_old_inventory_is_applied_while_its_copy_of_the_map_is_new(
         check_plan(Path("p"), late, now_ms)
 
 
-def read_all(address: Path, store: str = "file:///some/bucket", **settings: Any) -> list[str]:
+def read_all(address: Path, bucket: str = "bucket", **settings: Any) -> list[str]:
     """The keys of an inventory."""
-    inventory = read_inventory(str(address), store, settings.get("taken_ms"), NOW_MS)
+    inventory = read_inventory(str(address), bucket, settings.get("taken_ms"), NOW_MS)
     return [
         key
         for file in inventory.files
@@ -236,12 +241,12 @@ def test_the_newest_whole_inventory_of_a_prefix_is_read(tmp_path: Path) -> None:
     for date in ("2026-05-09T01-00Z", "2026-05-10T01-00Z", "2026-05-11T01-00Z", "2027-notes"):
         shutil.copytree(dated, dated.with_name(date))
     (dated.parent / "2026-05-11T01-00Z" / "manifest.checksum").unlink()
-    found = read_inventory(prefix, "file:///some/bucket", None, NOW_MS)
+    found = read_inventory(prefix, "bucket", None, NOW_MS)
     assert found.place == f"{prefix}2026-05-10T01-00Z/manifest.json"
     for path in dated.parent.glob("2026-*/manifest.checksum"):
         path.unlink()
     with pytest.raises(errors.InventoryError, match="inventory"):
-        read_inventory(prefix, "file:///some/bucket", None, NOW_MS)
+        read_inventory(prefix, "bucket", None, NOW_MS)
 
 
 def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path) -> None:
@@ -269,7 +274,7 @@ class EndedError(Exception):
 
 def test_the_check_of_a_copy_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streammeta.reconcile.listing.inventory._PIECE", 1)
-    inventory = read_inventory(str(write_inventory(tmp_path, GOOD)), "s3://bucket", None, NOW_MS)
+    inventory = read_inventory(str(write_inventory(tmp_path, GOOD)), "bucket", None, NOW_MS)
     pieces = []
 
     def go_on() -> None:
@@ -352,7 +357,7 @@ def test_times_of_a_table_may_be_timestamps_or_text(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.parquet"
         table = {"path": ["a"] * len(moments), "size": [1] * len(moments), "modified": moments}
         pq.write_table(pa.table(table), path)
-        inventory = read_inventory(str(path), "s3://bucket", NOW_MS, NOW_MS)
+        inventory = read_inventory(str(path), "bucket", NOW_MS, NOW_MS)
         (batch,) = inventory_rows(inventory, inventory.files[0], OWN)
         found += batch["modified_ms"].to_pylist()
     assert found == [LONG_AGO_MS] * 5
@@ -395,7 +400,7 @@ def test_a_table_needs_its_moment_and_a_manifest_has_one(tmp_path: Path) -> None
 )
 def test_contradictions_are_refused(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(errors.ConfigurationError, match=named):
-        plan(PlanConfig("file:///b", ("h:1",), tmp_path / "p", **settings))
+        plan(PlanConfig(StoreAddress.parse("file:///b"), ("h:1",), tmp_path / "p", **settings))
 
 
 def test_the_command_reads_an_inventory_and_says_which(
@@ -458,11 +463,11 @@ def test_an_inventory_is_read_from_the_bucket_that_it_lies_in(tmp_path: Path) ->
         address = place.replace("lists", f"lists/{manifest.relative_to(tmp_path)}", 1)
         store = open_object_store(place)
         with pytest.raises(errors.InventoryError, match=r"manifest\.json"):
-            read_inventory(address, "s3://bucket", None, NOW_MS)
+            read_inventory(address, "bucket", None, NOW_MS)
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         for path in files:
             store.put(str(path.relative_to(tmp_path)), path.read_bytes())
-        inventory = read_inventory(address, "s3://bucket", None, NOW_MS)
+        inventory = read_inventory(address, "bucket", None, NOW_MS)
         found = [
             key
             for file in inventory.files
@@ -472,9 +477,9 @@ def test_an_inventory_is_read_from_the_bucket_that_it_lies_in(tmp_path: Path) ->
         assert sorted(found) == sorted(row.key for row in rows)
         assert "secretKey" not in inventory.place
         prefix = address.replace("2026-05-01T01-00Z/manifest.json", "")
-        assert read_inventory(prefix, "s3://bucket", None, NOW_MS).files == inventory.files
+        assert read_inventory(prefix, "bucket", None, NOW_MS).files == inventory.files
         with pytest.raises(errors.InventoryError, match="inventory"):
-            read_inventory(prefix.replace("daily", "weekly"), "s3://bucket", None, NOW_MS)
+            read_inventory(prefix.replace("daily", "weekly"), "bucket", None, NOW_MS)
         store.delete_many([inventory.files[1].name])
         store.close()
         with pytest.raises(errors.InventoryError, match=r"'lists/bucket/daily/data/1\.csv\.gz'"):

@@ -31,6 +31,7 @@ from streammeta.storage.cluster_files.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import MultipartUpload
 from streammeta.storage.object_store.s3.s3 import S3ObjectStore
 from streammeta.v1 import common_pb2
@@ -112,7 +113,7 @@ def test_plan_and_apply_over_every_kind_of_key(
     expected = plant(bucket, state)
     before = bucket.keys()
     folder = tmp_path / "plans" / "p"
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=folder, engine=engine)
+    config = PlanConfig(store=bucket.address, connect=(endpoint,), folder=folder, engine=engine)
     lines: list[str] = []
 
     made = plan(config, lines.append)
@@ -168,7 +169,9 @@ def test_names_that_are_not_utf_8_are_foreign_and_stay(
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"by hand")
         os.utime(file, (1, 1))
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine)
+    config = PlanConfig(
+        store=bucket.address, connect=(endpoint,), folder=tmp_path / "p", engine=engine
+    )
     plan(config)
 
     found = verdicts_of(tmp_path / "p")
@@ -184,7 +187,9 @@ def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
 ) -> None:
     plant(bucket, state)
     before = bucket.keys()
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine)
+    config = PlanConfig(
+        store=bucket.address, connect=(endpoint,), folder=tmp_path / "p", engine=engine
+    )
     plan(config)
 
     def refuse_from_now(line: str) -> None:
@@ -203,7 +208,9 @@ def test_while_another_run_deletes_nothing_is_deleted_by_this_one(
 ) -> None:
     plant(bucket, state)
     before = bucket.keys()
-    plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine))
+    plan(
+        PlanConfig(store=bucket.address, connect=(endpoint,), folder=tmp_path / "p", engine=engine)
+    )
 
     with held_lease(bucket.store, OWN, "another"):
         with pytest.raises(LeaseError, match="another"):
@@ -223,7 +230,7 @@ def test_a_run_that_is_to_end_finishes_its_batches_and_tells_what_is_left(
     live = {bucket.put(own(i)) for i in range(40)}
     orphans = {bucket.put(own(i)) for i in range(100, 140)}
     folder = tmp_path / "p"
-    plan(PlanConfig(bucket.uri, (endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL))
+    plan(PlanConfig(bucket.address, (endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL))
     settings = ApplyConfig(folder, delete=True, keys_per_s=4, engine=engine)
 
     ended = apply(replace(settings, is_ending=lambda: not orphans <= bucket.keys()))
@@ -244,7 +251,7 @@ def test_apply_that_was_killed_is_finished_by_the_next_one(
     live = {bucket.put(own(i)) for i in range(40)}
     orphans = {bucket.put(own(i)) for i in range(100, 140)}
     folder = tmp_path / "p"
-    plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=folder, max_share=0.5))
+    plan(PlanConfig(store=bucket.address, connect=(endpoint,), folder=folder, max_share=0.5))
     words = ["reconcile", "apply", "--plan", str(folder), "--yes", "--rate", "4"]
     child = subprocess.Popen([sys.executable, "-m", "streammeta.cli.main", *words])
     try:
@@ -296,7 +303,7 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
 
         state.on_snapshot = commit_during_the_listing
         config = PlanConfig(
-            store=uri,
+            store=StoreAddress.parse(uri),
             connect=(endpoint,),
             folder=tmp_path / "p",
             engine=engine,
@@ -319,7 +326,7 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
         assert made.unfinished_uploads == 1
         uploads = pq.read_table(tmp_path / "p" / "uploads")
         assert uploads["key"].to_pylist() == [own(2000)]
-        done = apply(ApplyConfig(tmp_path / "p", engine=engine, store=uri, delete=True))
+        done = apply(ApplyConfig(config.folder, config.store, engine=engine, delete=True))
         assert done.outcomes[Outcome.DELETED].keys == len(orphans)
         left = {key for info in store.list_objects() if not is_lease_key(key := info.key, OWN)}
         assert left == {own(i) for i in known & stored} | {own(late), marker_key(OWN)}
@@ -328,7 +335,8 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
                 content = path.read_bytes()
                 assert b"secretKey" not in content
                 assert b"accessKey" not in content
-        missing = replace(config, store=server.uri("nobucket"), folder=tmp_path / "q")
+        nobucket = StoreAddress.parse(server.uri("nobucket"))
+        missing = replace(config, store=nobucket, folder=tmp_path / "q")
         with pytest.raises(StorageError, match="nobucket"):
             plan(missing)
         assert not (tmp_path / "q").exists()
@@ -352,7 +360,7 @@ def test_versions_that_are_not_current_are_counted_and_stay(scene: Scene, tmp_pa
         store.delete_many([own(900)])
         scene.state.objects = {i: MapObject(COMMITTED, size=3) for i in range(5)}
         config = PlanConfig(
-            store=server.uri("data"),
+            store=StoreAddress.parse(server.uri("data")),
             connect=(scene.endpoint,),
             folder=tmp_path / "p",
             engine=EngineName.LOCAL,
@@ -478,6 +486,8 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     state.refuse, state.on_snapshot = None, become_another
     with pytest.raises(PlanError, match=r"'c1'.*uuid-2"):
         plan(
-            PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "r", engine=engine)
+            PlanConfig(
+                store=bucket.address, connect=(endpoint,), folder=tmp_path / "r", engine=engine
+            )
         )
     assert not (tmp_path / "r").exists()

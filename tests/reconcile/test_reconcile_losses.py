@@ -57,7 +57,7 @@ def committed(data: bytes, **changes: Any) -> MapObject:
 @pytest.fixture
 def config(bucket: LocalBucket, endpoint: str, tmp_path: Path) -> PlanConfig:
     return PlanConfig(
-        store=bucket.uri,
+        store=bucket.address,
         connect=(endpoint,),
         folder=tmp_path / "p",
         engine=EngineName.LOCAL,

@@ -81,7 +81,7 @@ def test_what_was_quarantined_comes_back_as_it_was(
     assert set(done.examples) == orphans
     assert content(bucket) == {key: value for key, value in before.items() if key not in orphans}
     assert in_quarantine(bucket) == orphans
-    again = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "again")
+    again = PlanConfig(store=bucket.address, connect=(endpoint,), folder=tmp_path / "again")
     assert plan(replace(again, engine=engine)).classes[Verdict.QUARANTINED] == Tally(8, 28)
 
     assert undo(folder).outcomes == {Restored.RESTORED: Tally(8, 28)}
@@ -126,7 +126,7 @@ def test_undo_needs_its_bucket_and_lease(bucket: LocalBucket, folder: Path, tmp_
     before = bucket.keys()
     other = LocalBucket(tmp_path / "other")
     with pytest.raises(PlanError, match="store"):
-        undo(folder, other.uri)
+        undo(folder, other.address)
     with held_lease(bucket.store, OWN, "another"), pytest.raises(LeaseError, match="another"):
         undo(folder)
     assert bucket.keys() == before

@@ -176,7 +176,7 @@ def test_the_page_needs_nothing_else(scene: Scene, tmp_path: Path) -> None:
     for object_id in range(10):
         scene.bucket.put(own(object_id))
     scene.bucket.put("<script>x</script>")
-    plan(PlanConfig(store=scene.bucket.uri, connect=(scene.endpoint,), folder=tmp_path / "p"))
+    plan(PlanConfig(store=scene.bucket.address, connect=(scene.endpoint,), folder=tmp_path / "p"))
     text = (tmp_path / "p" / "report.html").read_text()
     page = Page(text)
     assert {"script", "link", "img", "iframe", "a"}.isdisjoint(page.tags)
@@ -232,7 +232,7 @@ def test_a_browser_shows_the_report_and_asks_nobody_for_anything(
         bucket.put(own(object_id))
     bucket.put(own(700), 500)
     bucket.put("<script>document.title='owned'</script>")
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "plan-1")
+    config = PlanConfig(store=bucket.address, connect=(endpoint,), folder=tmp_path / "plan-1")
     plan(config)
     plan(replace(config, folder=tmp_path / "plan-2"))
 

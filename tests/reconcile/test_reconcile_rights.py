@@ -27,6 +27,7 @@ from streammeta.reconcile.plans.plan_folder import PlanResult
 from streammeta.reconcile.undo import UndoResult, undo
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, MapObject, own
 from tests.storage.s3_servers import S3Endpoint, running_moto
@@ -103,7 +104,7 @@ class Server:
     def plan(self, store: str, **changes: Any) -> PlanResult:
         self.plans += 1
         made = PlanConfig(
-            store=store,
+            store=StoreAddress.parse(store),
             connect=(self.connect,),
             folder=self.folder / f"plan-{self.plans}",
             grace_ms=0,
@@ -187,7 +188,9 @@ def _tell(moto: S3Endpoint, what: str, body: str = "") -> None:
 
 
 def run_apply(server: Server, folder: Path, store: str, **how: Any) -> ApplyResult:
-    return apply(ApplyConfig(folder, store=store, engine=EngineName.LOCAL, **how))
+    return apply(
+        ApplyConfig(folder, store=StoreAddress.parse(store), engine=EngineName.LOCAL, **how)
+    )
 
 
 WAYS: dict[str, tuple[dict[str, Any], Outcome]] = {
@@ -224,7 +227,7 @@ def test_the_rights_of_the_page_are_enough(server: Server) -> None:
     moved = run_apply(server, folder, store, delete=True, quarantine=True)
     assert moved.outcomes[Outcome.QUARANTINED].keys == len(ORPHANS)
     assert not set(ORPHANS) & server.objects().keys()
-    back = undo(folder, server.user(of_command("undo")))
+    back = undo(folder, StoreAddress.parse(server.user(of_command("undo"))))
     assert back.complete
     assert server.objects() == with_tags, "byte for byte, and tag for tag"
 
@@ -271,7 +274,7 @@ def _said_by(server: Server, command: str, folder: Path, store: str) -> str:
     """What a command says that lacks a right."""
     work: dict[str, Callable[[], object]] = {
         "plan": lambda: server.plan(store),
-        "undo": lambda: undo(folder, store),
+        "undo": lambda: undo(folder, StoreAddress.parse(store)),
     }
     how, done = WAYS.get(command, ({}, None))
     try:

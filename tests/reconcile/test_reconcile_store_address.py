@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.reconcile.apply import ApplyConfig
-from streammeta.reconcile.cluster.identity import open_store, place_of
+from streammeta.reconcile.cluster.identity import open_store, parse_store, place_of
 from streammeta.reconcile.listing.key_owners import owner_of
 from streammeta.reconcile.listing.shards import list_shard, shards_of
 from streammeta.reconcile.plan import PlanConfig
@@ -18,7 +18,7 @@ from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_log.slot import LogName
-from streammeta.storage.object_store.protocol.address import without_secrets
+from streammeta.storage.object_store.protocol.address import StoreAddress, without_secrets
 from tests.kit.memory_store import MemoryObjectStore
 
 
@@ -45,19 +45,19 @@ def test_store_uris_are_shown_without_secrets(uri: str, shown: str) -> None:
 
 def test_a_bad_store_uri_is_explained_without_its_secret() -> None:
     with pytest.raises(ConfigurationError, match="store") as raised:
-        open_store("ftp://b?secretKey=SK")
+        parse_store("ftp://b?secretKey=SK")
     assert "SK" not in str(raised.value)
 
 
 def test_configurations_show_no_secret(tmp_path: Path) -> None:
-    address = "s3://b?accessKey=AK&secretKey=SK"
-    planned = PlanConfig(store=address, connect=("h:1",), folder=tmp_path, inventory=address)
+    address = StoreAddress.parse("s3://b?accessKey=AK&secretKey=SK")
+    planned = PlanConfig(address, connect=("h:1",), folder=tmp_path, inventory=address.uri)
     assert "SK" not in f"{planned!r} {ApplyConfig(folder=tmp_path, store=address)!r}"
 
 
 def test_a_missing_bucket_is_named() -> None:
     with pytest.raises(BucketNotFoundError, match="/nowhere/at/all"):
-        open_store("file:///nowhere/at/all")
+        open_store(StoreAddress.parse("file:///nowhere/at/all"))
 
 
 @pytest.fixture(autouse=True)
@@ -80,26 +80,29 @@ def no_endpoint_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_one_place_has_one_spelling(uri: str, place: str) -> None:
-    assert place_of(uri) == place
+    assert place_of(parse_store(uri)) == place
 
 
 def test_an_endpoint_in_the_environment_is_in_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:2")
-    assert place_of("s3://b") == "s3://b at http://h:2"
+    assert place_of(parse_store("s3://b")) == "s3://b at http://h:2"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://h:3")
-    assert place_of("s3://b") == "s3://b at http://h:3"
-    assert place_of("s3://b?endpoint=http://h:1") == "s3://b at http://h:1"
+    assert place_of(parse_store("s3://b")) == "s3://b at http://h:3"
+    assert place_of(parse_store("s3://b?endpoint=http://h:1")) == "s3://b at http://h:1"
 
 
 def test_a_folder_behind_a_link_is_the_same_place(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "bucket")
-    assert place_of((tmp_path / "link").as_uri()) == place_of((tmp_path / "bucket").as_uri())
+    assert place_of(parse_store((tmp_path / "link").as_uri())) == place_of(
+        parse_store((tmp_path / "bucket").as_uri())
+    )
 
 
-def test_what_names_no_store_has_no_place() -> None:
-    with pytest.raises(ConfigurationError, match="store"):
-        place_of("s3://b?endpoint=ftp://h")
+def test_what_names_no_store_is_rejected() -> None:
+    for endpoint in ("ftp://h", "http://h:x", "http://h:0"):
+        with pytest.raises(ConfigurationError, match="store"):
+            parse_store(f"s3://b?endpoint={endpoint}")
 
 
 edges = st.sampled_from(

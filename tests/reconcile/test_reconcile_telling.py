@@ -25,7 +25,7 @@ def config(scene: Scene) -> WatchConfig:
     scene.fill(range(30), range(100, 103))
     folder, engine = scene.root / "rounds", EngineName.LOCAL
     return WatchConfig(
-        PlanConfig(scene.bucket.uri, (scene.endpoint,), folder, patience_s=1, engine=engine),
+        PlanConfig(scene.bucket.address, (scene.endpoint,), folder, patience_s=1, engine=engine),
         ApplyConfig(folder, delete=True, patience_s=1, engine=engine),
         interval_s=1,
         rounds=1,

@@ -45,7 +45,7 @@ def plant(scene: Scene, orphans: int) -> None:
 
 
 def planned(bucket: LocalBucket, endpoint: str, folder: Path) -> PlanConfig:
-    return PlanConfig(bucket.uri, (endpoint,), folder, max_share=0.9, engine=EngineName.LOCAL)
+    return PlanConfig(bucket.address, (endpoint,), folder, max_share=0.9, engine=EngineName.LOCAL)
 
 
 def test_a_run_has_a_span_for_each_phase_and_each_batch(scene: Scene, tmp_path: Path) -> None:

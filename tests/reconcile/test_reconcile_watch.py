@@ -59,7 +59,7 @@ def config(scene: Scene) -> WatchConfig:
     folder = scene.root / "rounds"
     engine = EngineName.LOCAL
     return WatchConfig(
-        PlanConfig(scene.bucket.uri, (scene.endpoint,), folder, patience_s=1, engine=engine),
+        PlanConfig(scene.bucket.address, (scene.endpoint,), folder, patience_s=1, engine=engine),
         ApplyConfig(folder, delete=True, keys_per_s=100_000, patience_s=1, engine=engine),
         interval_s=1,
         rounds=1,

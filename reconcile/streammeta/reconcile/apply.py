@@ -26,6 +26,7 @@ from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
 from streammeta.rpc import tracing
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.tls.files import CallerFiles
 
 _OUTCOMES = "outcomes"
@@ -63,7 +64,7 @@ class ApplyConfig:
     """
 
     folder: Path
-    store: str | None = field(default=None, repr=False)  # it may contain a secret key
+    store: StoreAddress | None = None
     connect: tuple[str, ...] | None = None
     delete: bool = False
     quarantine: bool = False
@@ -131,7 +132,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     # that may be applied.
     plan = plan_folder.read_plan_file(config.folder)
     plan_folder.check_plan(config.folder, plan, time.time_ns() // 1_000_000)
-    store = config.store or plan.store
+    store = config.store or identity.parse_store(plan.store)
     connect = config.connect or plan.connect
     plan_folder.check_store(store, plan)
 
@@ -183,10 +184,12 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     return replace(_summarize(run_folder, config.delete, count), engine=worked)
 
 
-def _check_cluster(store_uri: str, leader: LeaderClient, plan: plan_folder.PlanResult) -> None:
+def _check_cluster(
+    address: StoreAddress, leader: LeaderClient, plan: plan_folder.PlanResult
+) -> None:
     """Check that controllers and bucket still belong to the plan."""
     plan_folder.check_identity(identity.identify(leader), plan, leader.endpoints)
-    with closing(identity.open_store(store_uri)) as store:
+    with closing(identity.open_store(address)) as store:
         # Claims are read before the leader is asked. A leader that is newer than the claims passes,
         # a leader restored to an earlier state fails.
         claimed_below = identity.check_bucket(store, plan.identity)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streammeta.reconcile.apply import ApplyConfig, ApplyResult
 from streammeta.reconcile.apply import apply as apply_plan
+from streammeta.reconcile.cluster.identity import parse_store
 from streammeta.reconcile.plan import PlanConfig
 from streammeta.reconcile.plan import plan as make_plan
 from streammeta.reconcile.plans import plan_folder
@@ -98,7 +99,11 @@ def plan(
     spark = _spark_session(spark)
     endpoints = tuple(connect.split(",")) if isinstance(connect, str) else tuple(connect)
     config = _config(
-        PlanConfig, options, store=store, connect=endpoints, folder=Path(folder).absolute()
+        PlanConfig,
+        options,
+        store=parse_store(store),
+        connect=endpoints,
+        folder=Path(folder).absolute(),
     )
     if inventory is None or isinstance(inventory, str):
         result = make_plan(dataclasses.replace(config, inventory=inventory), progress)

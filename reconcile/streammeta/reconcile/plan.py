@@ -51,7 +51,8 @@ from streammeta.reconcile.vocabulary.verdicts import (
 )
 from streammeta.rpc import tracing
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_store.protocol import address, base
+from streammeta.storage.object_store.protocol import base
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.tls.files import CallerFiles
 
 # Bounds memory, and keeps Parquet's row groups large enough.
@@ -68,7 +69,7 @@ Progress = Callable[[str], None]
 class PlanConfig:
     """Bucket and cluster to compare, and safety limits.
 
-    - `store`: address, possibly with credentials, which are never written to the plan.
+    - `store`: its address may contain credentials, which are never written to the plan.
     - `connect`: controllers as HOST:PORT.
     - `grace_ms`: unknown objects younger than this at the start of the listing are left alone. Less
       than `plan_folder.GRACE_FLOOR_MS` needs `unsafe_grace`.
@@ -85,7 +86,7 @@ class PlanConfig:
       at `inventory_taken_ms`.
     """
 
-    store: str = field(repr=False)  # it may contain a secret key
+    store: StoreAddress
     connect: tuple[str, ...]
     folder: Path
     grace_ms: int = 3_600_000
@@ -148,7 +149,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 cluster_id=identity.cluster_id,
                 cluster_uuid=identity.cluster_uuid,
                 # Plans are shared and attached to reports.
-                store=address.without_secrets(config.store),
+                store=str(config.store),
                 place=place_of(config.store),
                 namespace=identity.namespace,
                 connect=config.connect,
@@ -246,7 +247,8 @@ def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> Meta
 def _inventory(config: PlanConfig) -> Inventory | None:
     if config.inventory is None:
         return None
-    return read_inventory(config.inventory, config.store, config.inventory_taken_ms, _now_ms())
+    taken_ms = config.inventory_taken_ms
+    return read_inventory(config.inventory, config.store.bucket, taken_ms, _now_ms())
 
 
 @tracing.traced("streammeta.reconcile.list")
@@ -264,7 +266,7 @@ def _list(
     if inventory is None:
         digits = config.shard_digits
         shards = shards_of_content(store, namespace) if digits is None else shards_of(digits)
-        progress(f"listing {address.without_secrets(config.store)} in {len(shards)} shards")
+        progress(f"listing {config.store} in {len(shards)} shards")
         rows = engine.list_bucket(config.store, namespace, shards, listing)
         progress(f"listed {rows} keys")
     else:

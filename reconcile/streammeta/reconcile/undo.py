@@ -20,6 +20,7 @@ from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary.quarantine import quarantine_prefix, quarantined_key
 from streammeta.reconcile.vocabulary.tables import CANDIDATE_COLUMNS, Tally, read_batches
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 
 # The store copies the bytes, so threads only wait for it.
@@ -66,13 +67,13 @@ class _Settled:
 
 def undo(
     folder: Path,
-    store_uri: str | None = None,
+    address: StoreAddress | None = None,
     progress: Callable[[str], None] = lambda _line: None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> UndoResult:
     """Restore all candidates of the plan in `folder` from quarantine to their keys.
 
-    The plan may have any age. `store_uri` None means the plan's store. No further batch starts once
+    The plan may have any age. `address` None means the plan's store. No further batch starts once
     `is_ending` returns true.
 
     Raises:
@@ -82,14 +83,14 @@ def undo(
             restored until then stay.
     """
     plan = plan_folder.read_plan_file(folder)
-    uri = store_uri or plan.store
-    plan_folder.check_store(uri, plan)
+    address = address or identity.parse_store(plan.store)
+    plan_folder.check_store(address, plan)
     namespace, run = plan.identity.namespace, lease.new_run("undo")
     outcomes: defaultdict[Restored, Tally] = defaultdict(Tally)
     problems: dict[str, None] = {}
     left = 0
 
-    with closing(identity.open_store(uri)) as store:
+    with closing(identity.open_store(address)) as store:
         identity.check_bucket(store, plan.identity)
         with lease.held_lease(store, namespace, run):
             candidates = _candidates(folder)

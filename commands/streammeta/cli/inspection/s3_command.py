@@ -14,7 +14,12 @@ import click
 
 from streammeta.cli.framework.output import CommandError, Output, OutputFormat, with_output
 from streammeta.storage.object_store import opening, precheck
-from streammeta.storage.object_store.protocol.address import DEFAULT_REGION, Checksum, S3Config
+from streammeta.storage.object_store.protocol.address import (
+    DEFAULT_REGION,
+    Checksum,
+    S3Config,
+    StoreAddress,
+)
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 T = TypeVar("T")
@@ -134,10 +139,10 @@ def _parse(read: Callable[[], T]) -> T:
 
 
 def _open(address: str) -> tuple[ObjectStore, Checksum | None]:
-    store = opening.open_object_store(address)
+    parsed = StoreAddress.parse(address)
     # A directory has no checksum setting.
-    is_s3 = address.startswith("s3://")
-    return store, S3Config.from_uri(address).checksum if is_s3 else None
+    checksum = parsed.target.checksum if isinstance(parsed.target, S3Config) else None
+    return opening.open_object_store(parsed), checksum
 
 
 def _config(

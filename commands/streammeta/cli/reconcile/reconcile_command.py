@@ -205,10 +205,12 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
       streammeta reconcile undo --plan ./plan-1
     """
     reconcile_options.start_reconciliation()
+    from streammeta.reconcile.cluster.identity import parse_store
     from streammeta.reconcile.undo import undo
 
     with reconcile_signals.ending_event() as ending:
-        result = undo(folder, store, reconcile_options.tell_progress, ending.is_set)
+        address = None if store is None else parse_store(store)
+        result = undo(folder, address, reconcile_options.tell_progress, ending.is_set)
     reconcile_options.show_tallies(
         output, "outcomes", "outcome", dict(sorted(result.outcomes.items()))
     )

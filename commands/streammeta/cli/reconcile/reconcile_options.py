@@ -138,7 +138,8 @@ def with_limits(command: Command) -> Command:
 def with_engine(command: Command) -> Command:
     """Add the engine's options, and start Arrow: arguments `engine`, `spark` and `patience_s`.
 
-    The argument `traces` is a context manager that traces the body if `--tracing` is set.
+    The argument `store` becomes a `StoreAddress`. The argument `traces` is a context manager that
+    traces the body if `--tracing` is set.
     """
 
     @functools.wraps(command)
@@ -146,10 +147,13 @@ def with_engine(command: Command) -> Command:
         *, engine: str, master: str | None, driver_memory: str, tracing: bool, **others: Any
     ) -> None:
         start_reconciliation()
+        from streammeta.reconcile.cluster.identity import parse_store
         from streammeta.reconcile.engines.engine import EngineName
         from streammeta.reconcile.engines.spark_session import SparkConfig
         from streammeta.reconcile.engines.task_tracing import SERVICE
 
+        if others["store"] is not None:
+            others["store"] = parse_store(others["store"])
         command(
             engine=EngineName(engine),
             spark=SparkConfig(master=master, driver_memory=driver_memory),

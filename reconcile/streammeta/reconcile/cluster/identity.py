@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, ControllerError
 from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.opening import open_object_store
-from streammeta.storage.object_store.protocol.address import S3Config, without_secrets
+from streammeta.storage.object_store.protocol.address import S3Config, StoreAddress, without_secrets
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import admin_pb2, objects_pb2
 
@@ -28,17 +28,21 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _AMAZON = "Amazon S3"
 
 
-def open_store(uri: str) -> ObjectStore:
+def parse_store(uri: str) -> StoreAddress:
+    """Parse the address of a store. Raises `ConfigurationError`."""
+    with _explaining(uri):
+        return StoreAddress.parse(uri)
+
+
+def open_store(address: StoreAddress) -> ObjectStore:
     """Open the store and check that it answers.
 
     Raises:
-        ConfigurationError: `uri` does not name a store.
+        ConfigurationError: the server's name or the region is impossible.
         StorageError: the bucket does not exist, the credentials are wrong, or it does not answer.
     """
-    try:
-        store = open_object_store(uri)
-    except ValueError as error:
-        raise _invalid_store(uri, error) from error
+    with _explaining(address.uri):
+        store = open_object_store(address)
     try:
         store.check()
     except StorageError:
@@ -48,25 +52,30 @@ def open_store(uri: str) -> ObjectStore:
     return store
 
 
-def place_of(uri: str) -> str:
-    """Return the normalized place of a store URI: bucket and endpoint, or the folder.
+@contextmanager
+def _explaining(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--store {without_secrets(uri)!r} does not name a store ({error}), expected"
+            " s3://BUCKET?endpoint=URL or file:///FOLDER"
+        ) from error
+
+
+def place_of(address: StoreAddress) -> str:
+    """Return the normalized place of a store: bucket and endpoint, or the folder.
 
     The default endpoint comes from the environment, or is Amazon's.
-
-    Raises:
-        ConfigurationError: `uri` does not name a store.
     """
-    try:
-        if urlsplit(uri).scheme == "file":
-            # Links to one folder are one place.
-            return Path(unquote(urlsplit(uri).path)).resolve().as_uri()
-        config = S3Config.from_uri(uri)
-        # The order of botocore: the variable of the service overrides the general one.
-        from_environment = (os.environ.get(name) for name in _ENDPOINT_VARIABLES)
-        endpoint = config.endpoint_url or next(filter(None, from_environment), None)
-        return f"s3://{config.bucket} at {_AMAZON if endpoint is None else _normal(endpoint)}"
-    except ValueError as error:
-        raise _invalid_store(uri, error) from error
+    config = address.target
+    if not isinstance(config, S3Config):
+        # Links to one folder are one place.
+        return config.resolve().as_uri()
+    # The order of botocore: the variable of the service overrides the general one.
+    from_environment = (os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+    endpoint = config.endpoint_url or next(filter(None, from_environment), None)
+    return f"s3://{config.bucket} at {_AMAZON if endpoint is None else _normal(endpoint)}"
 
 
 def _normal(endpoint: str) -> str:
@@ -75,13 +84,6 @@ def _normal(endpoint: str) -> str:
     # `http://h` and `http://h:80` are one endpoint.
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
     return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
-
-
-def _invalid_store(uri: str, error: ValueError) -> ConfigurationError:
-    return ConfigurationError(
-        f"--store {without_secrets(uri)!r} does not name a store ({error}), expected"
-        " s3://BUCKET?endpoint=URL or file:///FOLDER"
-    )
 
 
 # A new leader checks its bucket within a second or so of its election.

@@ -6,10 +6,11 @@ The order is sent to the executors, so it contains no open files or connections.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from streammeta.reconcile.cluster.identity import ClusterIdentity
 from streammeta.storage import errors
+from streammeta.storage.object_store.protocol.address import StoreAddress
 from streammeta.tls.files import CallerFiles
 
 ORPHAN_TAG = {"streammeta-reconcile": "orphan"}
@@ -54,7 +55,7 @@ class DeletionOrder:
     deletion. With `tag`, it is tagged and not deleted.
     """
 
-    store: str = field(repr=False)  # it may contain a secret key
+    store: StoreAddress
     connect: tuple[str, ...]
     patience_s: float
     identity: ClusterIdentity

@@ -17,6 +17,7 @@ from streammeta.reconcile.listing.inventory import Inventory
 from streammeta.reconcile.listing.shards import Shard
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
+from streammeta.storage.object_store.protocol.address import StoreAddress
 
 
 class EngineName(enum.StrEnum):
@@ -38,7 +39,9 @@ class Engine(Protocol):
         """The working engine, never `AUTO`."""
         ...
 
-    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+    def list_bucket(
+        self, address: StoreAddress, namespace: str, shards: Sequence[Shard], listing: Path
+    ) -> int:
         """Write every key of the bucket with its owner, and return the number of rows."""
         ...
 

@@ -15,6 +15,7 @@ from streammeta.reconcile.listing.inventory import Inventory
 from streammeta.reconcile.listing.shards import Shard
 from streammeta.reconcile.vocabulary.tables import Tally, count_rows
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
+from streammeta.storage.object_store.protocol.address import StoreAddress
 
 AUTO_KEYS = 20_000_000
 """Maximum keys of a bucket, and candidates of a plan, for which `EngineName.AUTO` stays in this
@@ -71,9 +72,11 @@ class _AutoEngine:
         """See `Engine.name`."""
         return self._chosen.name
 
-    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+    def list_bucket(
+        self, address: StoreAddress, namespace: str, shards: Sequence[Shard], listing: Path
+    ) -> int:
         """See `Engine.list_bucket`. A switch to Spark starts the listing again."""
-        return self._list(lambda on: on.list_bucket(uri, namespace, shards, listing), listing)
+        return self._list(lambda on: on.list_bucket(address, namespace, shards, listing), listing)
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
         """See `Engine.list_inventory`. A switch to Spark starts the reading again."""

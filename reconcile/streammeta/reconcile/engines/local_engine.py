@@ -28,6 +28,7 @@ from streammeta.reconcile.parquet.arrow_start import return_memory
 from streammeta.reconcile.vocabulary import attempts, errors, tables
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import StoreAddress
 
 # Threads wait for the network. More would contend for Python's lock while they decode pages.
 _LISTINGS_AT_ONCE = 8
@@ -59,9 +60,11 @@ class LocalEngine:
         self._most_keys = most_keys
         self._is_ending = is_ending
 
-    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+    def list_bucket(
+        self, address: StoreAddress, namespace: str, shards: Sequence[Shard], listing: Path
+    ) -> int:
         """See `Engine.list_bucket`. Raises `TooManyKeysError`."""
-        with closing(open_object_store(uri)) as store:
+        with closing(open_object_store(address)) as store:
             parts = [listed_rows(store, shard, namespace) for shard in shards]
             return _write_parts(parts, _Budget(self._most_keys), listing, _LISTINGS_AT_ONCE)
 

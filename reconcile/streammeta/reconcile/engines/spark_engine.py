@@ -27,6 +27,7 @@ from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary import attempts, tables, verdicts
 from streammeta.reconcile.vocabulary.tables import VERDICT_COLUMNS, arrow_schema
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
+from streammeta.storage.object_store.protocol.address import StoreAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,15 +58,18 @@ class SparkEngine:
         self._spark = spark
         self._is_ending = is_ending
 
-    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+    def list_bucket(
+        self, address: StoreAddress, namespace: str, shards: Sequence[Shard], listing: Path
+    ) -> int:
         """See `Engine.list_bucket`. Raises `SparkJobError` with the store's message."""
-        from streammeta.reconcile.listing.source import FORMAT, ListingSource
+        from streammeta.reconcile.listing.source import ListingSource
 
         cuts = ",".join(shard.last for shard in shards if shard.last is not None)
         with job_errors("listing the bucket"):
             self._spark.dataSource.register(ListingSource)
-            source = self._spark.read.format(FORMAT).options(store=uri, namespace=namespace)
-            source.option("cuts", cuts).load().write.parquet(str(listing))
+            source = self._spark.read.format(ListingSource.FORMAT)
+            source = source.options(store=address.uri, namespace=namespace, cuts=cuts)
+            source.load().write.parquet(str(listing))
         return tables.count_rows(listing)
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:

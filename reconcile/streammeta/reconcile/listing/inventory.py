@@ -15,12 +15,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from streammeta.reconcile.vocabulary.errors import InventoryError
 from streammeta.storage import errors, parsing
 from streammeta.storage.object_store.opening import open_with_path
-from streammeta.storage.object_store.protocol.address import S3Config, without_secrets
+from streammeta.storage.object_store.protocol.address import without_secrets
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.checksum"
@@ -76,8 +76,8 @@ def column_name(name: str) -> str:
     return name.strip().lower().replace("_", "")
 
 
-def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) -> Inventory:
-    """Read the description of an inventory of the bucket of `store`, without its rows.
+def read_inventory(address: str, bucket: str, taken_ms: int | None, now_ms: int) -> Inventory:
+    """Read the description of an inventory of a bucket, without its rows.
 
     An `address` that ends in a slash, with S3's dated folders, stands for the newest complete
     inventory. `taken_ms` is the start of a table, which does not contain it, and None for a
@@ -87,7 +87,6 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
     or is dated after `now_ms`. Names the field. StorageError: the inventory's bucket does not
     answer.
     """
-    bucket = bucket_of(store)
     address = _newest(address)
     if address.partition("?")[0].rsplit("/", 1)[-1] == MANIFEST:
         if taken_ms is not None:
@@ -122,13 +121,7 @@ def _newest(address: str) -> str:
     if "://" not in address:
         found = {f"{path.parent.name}/{path.name}" for path in Path(base).glob("*/manifest.*")}
     else:
-        try:
-            store, prefix = open_with_path(address)
-        except ValueError as error:
-            raise InventoryError(
-                f"--inventory {without_secrets(address)!r} names no prefix ({error}), expected"
-                " s3://BUCKET/PATH/?endpoint=URL"
-            ) from error
+        store, prefix = _open(address)
         with closing(store):
             # Lists data files too, but a prefix has few inventories, and one listing shows which
             # are complete.
@@ -148,16 +141,21 @@ def _newest(address: str) -> str:
     return address
 
 
+def _open(address: str) -> tuple[ObjectStore, str]:
+    """Open the bucket of an inventory's address, and return it and the path."""
+    try:
+        return open_with_path(address)
+    except ValueError as error:
+        raise InventoryError(
+            f"--inventory {without_secrets(address)!r} names no object or prefix ({error}),"
+            f" expected s3://BUCKET/PATH/{MANIFEST}?endpoint=URL, s3://BUCKET/PATH/?endpoint=URL or"
+            " a local path"
+        ) from error
+
+
 def _shown(address: str) -> str:
     """Return an address without credentials."""
     return without_secrets(address) if "://" in address else address
-
-
-def bucket_of(store: str) -> str:
-    """Return the bucket of a store's URI: the S3 bucket, or the name of a folder."""
-    if urlsplit(store).scheme == "file":
-        return Path(unquote(urlsplit(store).path)).name
-    return S3Config.from_uri(store).bucket
 
 
 def fetch(
@@ -181,7 +179,7 @@ def fetch(
 
     # One name for all: the folder contains one file at a time.
     path = folder / "inventory-file"
-    store, _ = open_with_path(inventory.address)
+    store, _ = _open(inventory.address)
     with closing(store), path.open("wb") as copy:
         try:
             for start in range(0, file.size, _PIECE):
@@ -258,14 +256,7 @@ def _documents(address: str) -> tuple[bytes, str]:
                 " last: wait for it, or copy both"
             ) from error
 
-    try:
-        store, key = open_with_path(address)
-    except ValueError as error:
-        raise InventoryError(
-            f"--inventory {without_secrets(address)!r} names no object ({error}), expected"
-            f" s3://BUCKET/PATH/{MANIFEST}?endpoint=URL or a local path"
-        ) from error
-
+    store, key = _open(address)
     with closing(store):
         try:
             body = store.get_range(key)

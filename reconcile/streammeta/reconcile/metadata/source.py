@@ -13,22 +13,18 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import InputPartition
 
 from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.controller.snapshot import checkpoint_file, parquet_export
 from streammeta.reconcile.cluster.controller_client import LeaderClient
-from streammeta.reconcile.listing.source_columns import checked_schema, chosen_columns
-from streammeta.reconcile.listing.source_filters import row_filter
+from streammeta.reconcile.listing.table_source import Table, TableSource
 from streammeta.reconcile.metadata.export import fetch_snapshot
 from streammeta.reconcile.vocabulary.errors import (
     ConfigurationError,
@@ -41,7 +37,6 @@ from streammeta.tls.files import TlsError, TlsFiles
 FORMAT = "streammeta"
 _FROM = ("connect", "checkpoint", "export")
 _TLS = ("tlsCa", "tlsCert", "tlsKey")
-_OPTIONS = (*_FROM, "table", "columns", "copies", "reuse", "wait", *map(str.lower, _TLS))
 _OF_COMMANDS = re.compile(r"(?:--|^)tls-(ca|cert|key)\b")
 """Names of options in messages of commands."""
 _PATIENCE_S = 15.0
@@ -49,7 +44,7 @@ _REUSE_S = 60.0
 _PARTITION_ROWS = 1 << 20
 
 
-class MetadataSource(DataSource):
+class MetadataSource(TableSource):
     """Rows of a table of the metadata: `streams`, `objects`, `ranges`, `nodes` or another section.
 
     Options:
@@ -64,39 +59,24 @@ class MetadataSource(DataSource):
     - `wait`: seconds to look for a leader.
     """
 
+    FORMAT = FORMAT
+    OPTIONS = (*_FROM, "table", "columns", "copies", "reuse", "wait", *map(str.lower, _TLS))
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = _check_options(options)
+        _check_options(self._given)
         self._wait_s = _seconds(self._given, "wait", _PATIENCE_S)
         self._reuse_s = _seconds(self._given, "reuse", _REUSE_S)
         self._copy: str | None = None
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return FORMAT
-
-    def schema(self) -> StructType:
-        """Return the table's columns in the copy or the export.
+    def table(self) -> Table:
+        """Return the table in the copy or the export.
 
         Raises:
-            ConfigurationError: the options are contradictory, or the TLS files are unusable.
+            ConfigurationError: the TLS files are unusable.
             ControllerError: no leader sent a snapshot.
             MetadataExportError: the table does not exist, or the file is damaged.
         """
-        whole = _spark_schema(self._table().schema())
-        return from_arrow_schema(chosen_columns(FORMAT, whole, self._given.get("columns")))
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader that Spark sends to executors. Raises the errors of `schema`."""
-        return _Reader(*self._reading(schema))
-
-    def _reading(self, schema: StructType) -> tuple[_CheckpointTable | _ExportTable, pa.Schema]:
-        """Return the table and the columns to read. A user's schema may select columns."""
-        table = self._table()
-        return table, checked_schema(FORMAT, _spark_schema(table.schema()), schema)
-
-    def _table(self) -> _CheckpointTable | _ExportTable:
         table = self._given["table"]
         if "export" in self._given:
             return _ExportTable(self._given["export"], table)
@@ -124,9 +104,7 @@ class MetadataSource(DataSource):
 class PushingMetadataSource(MetadataSource):
     """A `MetadataSource` to which Spark pushes filters, where the Spark session allows it."""
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """See `MetadataSource.reader`."""
-        return _PushingReader(*self._reading(schema))
+    pushes_filters = True
 
 
 def copy_metadata(
@@ -188,14 +166,7 @@ def _young_copy(folder: Path, asked: str, reuse_s: float) -> Path | None:
     return newest
 
 
-def _check_options(options: Mapping[str, str]) -> Mapping[str, str]:
-    given = {name.lower(): value for name, value in options.items()}
-    for name in given:
-        if name not in _OPTIONS:
-            raise ConfigurationError(
-                f"{FORMAT} has no option {name!r}. It has {', '.join(_OPTIONS)}"
-            )
-
+def _check_options(given: Mapping[str, str]) -> None:
     if not given.get("table"):
         raise ConfigurationError(
             f"{FORMAT} needs the option 'table': streams, objects, ranges, nodes or another section"
@@ -222,8 +193,6 @@ def _check_options(options: Mapping[str, str]) -> Mapping[str, str]:
             f"{FORMAT} needs all of {', '.join(_TLS)}, or none. The option {missing[0]!r} is"
             " missing"
         )
-
-    return given
 
 
 def _endpoints(connect: str) -> tuple[str, ...]:
@@ -282,9 +251,9 @@ class _CheckpointTable:
 
     def schema(self) -> pa.Schema:
         with self._stream() as stream:
-            return stream.schema
+            return _spark_schema(stream.schema)
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self, _filters: Sequence[object]) -> Sequence[InputPartition]:
         with _open_checkpoint(Path(self.path)) as checkpoint:
             _verify(checkpoint)
         with self._stream() as stream:
@@ -320,9 +289,9 @@ class _ExportTable:
     name: str
 
     def schema(self) -> pa.Schema:
-        return pq.read_schema(self._path())
+        return _spark_schema(pq.read_schema(self._path()))
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self, _filters: Sequence[object]) -> Sequence[InputPartition]:
         found = pq.read_metadata(self._path())
         groups = range(found.num_row_groups)
         return _runs([found.row_group(group).num_rows for group in groups])
@@ -351,30 +320,6 @@ class _ExportTable:
         if names.get(self.name) != self.name + parquet_export.SUFFIX:
             raise _no_table(self.name, names, self.folder)
         return folder / (self.name + parquet_export.SUFFIX)
-
-
-class _Reader(DataSourceReader):
-    def __init__(self, table: _CheckpointTable | _ExportTable, columns: pa.Schema) -> None:
-        self._table = table
-        self._columns = columns
-        self._filters: Sequence[object] = ()
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return self._table.partitions()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Rows)
-        names, wanted = self._columns.names, row_filter(self._filters, self._columns)
-        for batch in self._table.read(partition, names):
-            rows = batch.select(names).cast(self._columns)
-            yield rows if wanted is None else rows.filter(wanted)
-
-
-class _PushingReader(_Reader):
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
-        """Accept filters. All are returned, so that Spark applies them again."""
-        self._filters = filters
-        return filters
 
 
 def _runs(counts: Sequence[int]) -> list[InputPartition]:

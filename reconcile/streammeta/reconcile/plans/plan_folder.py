@@ -33,7 +33,7 @@ from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import LOST, GuardResult, Verdict
 from streammeta.storage import durable_files, parsing
-from streammeta.storage.object_store.protocol.address import without_secrets
+from streammeta.storage.object_store.protocol.address import StoreAddress
 
 FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
@@ -309,12 +309,12 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
         raise PlanError(f"plan {folder} can't be applied ({error}). Make a new plan") from error
 
 
-def check_store(store: str, plan: PlanResult) -> None:
+def check_store(store: StoreAddress, plan: PlanResult) -> None:
     """Raise `PlanError` unless `store` is the plan's bucket at the plan's endpoint."""
     place = place_of(store)
     if place != plan.place:
         raise PlanError(
-            f"plan is for the store {plan.place}, but {without_secrets(store)} is {place}. Give"
+            f"plan is for the store {plan.place}, but {store} is {place}. Give"
             " --store with the same bucket and endpoint, or make a plan of this one"
         )
 

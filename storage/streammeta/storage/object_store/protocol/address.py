@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -171,7 +172,9 @@ class S3Config:
             )
 
         endpoint = values.get("endpoint")
-        if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+        # Of an impossible port, `port` raises ValueError itself.
+        server = urlsplit(endpoint or "https:")
+        if server.scheme not in ("http", "https") or server.port == 0:
             raise ValueError(f"S3 endpoint is {endpoint!r}, expected http://host:port or https://")
 
         path_style = values.get("pathStyle", "true" if endpoint else "false")
@@ -228,6 +231,53 @@ class S3Config:
 def _query(options: Mapping[str, str | None]) -> str:
     given = {name: value for name, value in options.items() if value is not None}
     return urlencode(given, quote_via=quote, safe="")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoreAddress:
+    """A store's address, parsed: the settings of a bucket, or a directory.
+
+    `uri` may contain a secret key. `str` and `repr` show the address without it.
+    """
+
+    uri: str
+    target: S3Config | Path
+
+    @classmethod
+    def parse(cls, uri: str) -> StoreAddress:
+        """Parse `s3://bucket?options` or `file:///absolute/directory`. Raises `ValueError`."""
+        if not isinstance(uri, str):
+            raise TypeError(
+                f"uri is {uri!r}, a {type(uri).__name__}, expected a str: s3://bucket?options or"
+                " file:///absolute/directory"
+            )
+        scheme = uri.partition("://")[0] if "://" in uri else ""
+        if scheme == "s3":
+            return cls(uri, S3Config.from_uri(uri))
+        if scheme == "file":
+            return cls(uri, _directory_of(uri))
+        raise ValueError(
+            f"object store address is {uri.partition('?')[0]!r}, expected s3://bucket?options or"
+            " file:///absolute/directory"
+        )
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket, or of the directory."""
+        return self.target.bucket if isinstance(self.target, S3Config) else self.target.name
+
+    def __str__(self) -> str:
+        return without_secrets(self.uri)
+
+    def __repr__(self) -> str:
+        return f"StoreAddress({str(self)!r})"
+
+
+def _directory_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise ValueError(f"directory address is {uri!r}, expected file:///absolute/directory")
+    return Path(unquote(parts.path))
 
 
 _PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
