@@ -21,7 +21,7 @@ from jwt.algorithms import ECAlgorithm
 
 from scripts.benchmarks.figures import Outcome, Progress, Table, median
 from scripts.benchmarks.options import option
-from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.dev_command import LocalCertificates
 from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.runtime.clock import SystemClock

@@ -12,7 +12,7 @@ import grpc
 
 from scripts.benchmarks.figures import BenchmarkError
 from scripts.benchmarks.streammeta_client import NODE_ID
-from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.dev_command import LocalCertificates
 from streammeta.cli.local.local_cluster import (
     PROGRAM,
     Child,

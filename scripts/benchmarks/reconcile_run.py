@@ -23,7 +23,7 @@ from streammeta.reconcile.listing.shards import shards_of
 from streammeta.reconcile.metadata.export import write_objects
 from streammeta.reconcile.parquet.arrow_start import start_arrow
 from streammeta.reconcile.plans import plan_folder
-from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, figures_of
+from streammeta.reconcile.reports.page import FIGURE_COLUMNS, figures_of
 from streammeta.reconcile.vocabulary.tables import read_batches
 from streammeta.reconcile.vocabulary.verdicts import Rules
 from streammeta.storage.object_store.protocol.address import StoreAddress

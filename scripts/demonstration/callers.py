@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streammeta.cli.framework.client import ControllerClient as OperatorClient
-from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.dev_command import LocalCertificates
 from streammeta.cli.local.local_cluster import LocalCluster, tls_words
 from streammeta.client.parts import ControllerClient
 from streammeta.tls.files import TlsFiles

@@ -18,8 +18,7 @@ from scripts.demonstration import steps
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
 from streammeta.cli.framework.output import run_cli
 from streammeta.cli.local import local_cluster
-from streammeta.cli.local.dev_command import LEVEL_PENDING, PORT_COUNT
-from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.dev_command import LEVEL_PENDING, PORT_COUNT, LocalCertificates
 from streammeta.cli.local.local_cluster import (
     DELAY_MAX_S,
     PROGRAM,

@@ -14,10 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.reconcile.listing import order as listing_order
-from streammeta.reconcile.listing.order import in_order_of_partitions
-from streammeta.reconcile.parquet.pages import Pages, Presence, name_pages, number_pages
-from streammeta.reconcile.parquet.splice import SpliceError, SplicePart, open_splice
+from streammeta.reconcile.listing import repeated_keys
+from streammeta.reconcile.listing.repeated_keys import in_order_of_partitions
+from streammeta.reconcile.parquet.splice import (
+    Pages,
+    Presence,
+    SpliceError,
+    SplicePart,
+    name_pages,
+    number_pages,
+    open_splice,
+)
 from streammeta.reconcile.vocabulary.tables import (
     CANDIDATE_COLUMNS,
     LISTING_COLUMNS,
@@ -269,7 +276,7 @@ def test_files_in_the_order_of_partitions_are_read_as_they_lie(tmp_path: Path) -
 def test_rows_in_any_order_come_by_partition_and_none_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_a_batch: int
 ) -> None:
-    monkeypatch.setattr(listing_order, "_ROWS_A_BATCH", rows_a_batch)
+    monkeypatch.setattr(repeated_keys, "_ROWS_A_BATCH", rows_a_batch)
     rng = random.Random(rows_a_batch)
     ids = [*range(900), *[_FOREIGN] * 100]
     rng.shuffle(ids)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.reconcile.deletion.order import Outcome
-from streammeta.reconcile.deletion.pacing import Pacer
-from streammeta.reconcile.deletion.run_signals import RunSignals, relayed
-from streammeta.reconcile.listing.lookup import find_by_listing
+from streammeta.reconcile.deletion.run_signals import Pacer, RunSignals, relayed
+from streammeta.reconcile.deletion.tasks import find_by_listing
 from streammeta.reconcile.vocabulary.attempts import Attempt
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.waiting import wait_until

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plans.plan_folder import PlanResult, earlier_plans, write_plan_file
-from streammeta.reconcile.reports import figures as report_figures
-from streammeta.reconcile.reports.figures import AGES, Figures, figures_of
-from streammeta.reconcile.reports.page import report_page
+from streammeta.reconcile.reports import page as report_figures
+from streammeta.reconcile.reports.page import AGES, Figures, figures_of, report_page
 from streammeta.reconcile.vocabulary.tables import (
     VERDICT_COLUMNS,
     Tally,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from streammeta.cli.framework.output import CommandError
-from streammeta.cli.reconcile.reconcile_signals import ending_event, interruptible
+from streammeta.cli.reconcile.reconcile_options import ending_event, interruptible
 from streammeta.reconcile.engines.local_engine import LocalEngine, _Budget, _write_parts
 from streammeta.reconcile.listing import inventory as inventory_module
 from streammeta.reconcile.listing.inventory import Inventory, InventoryFile

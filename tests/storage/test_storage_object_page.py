@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import MultipartUpload, ObjectInfo, OldVersion
-from streammeta.storage.object_store.s3 import object_page
-from streammeta.storage.object_store.s3.listing_page import ListingPage, to_ms
-from streammeta.storage.object_store.s3.object_page import read_object_page
-from streammeta.storage.object_store.s3.upload_page import read_upload_page
-from streammeta.storage.object_store.s3.version_page import read_version_page
+from streammeta.storage.object_store.s3 import listing_page
+from streammeta.storage.object_store.s3.listing_page import (
+    ListingPage,
+    read_object_page,
+    read_upload_page,
+    read_version_page,
+    to_ms,
+)
 
 SERVICE = botocore.session.get_session().get_service_model("s3")
 NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
@@ -124,7 +127,7 @@ USUAL = (
 def test_a_page_of_usual_entries_is_not_read_as_xml(monkeypatch: pytest.MonkeyPatch) -> None:
     body = page(*USUAL)
     wanted = by_botocore(body)
-    monkeypatch.delattr(object_page, "_read_any")
+    monkeypatch.delattr(listing_page, "_read_any")
     assert list(read_object_page(body).entries) == wanted
     assert len(wanted) == len(USUAL)
 
@@ -148,7 +151,7 @@ def test_a_page_of_usual_entries_is_not_read_as_xml(monkeypatch: pytest.MonkeyPa
 )
 def test_entries_in_another_form_or_place_are_read_as_xml(inside: str) -> None:
     body = page(inside)
-    assert read_object_page(body) == object_page._read_any(body)
+    assert read_object_page(body) == listing_page._read_any(body)
 
 
 MARKUP = (
@@ -172,7 +175,7 @@ def test_damage_is_judged_as_xml_however_usual_entries_are(
     for place, length, instead in cuts:
         at = place % (len(body) + 1)
         body = body[:at] + instead + body[at + length :]
-    assert outcome(read_object_page, body) == outcome(object_page._read_any, body)
+    assert outcome(read_object_page, body) == outcome(listing_page._read_any, body)
 
 
 def outcome(

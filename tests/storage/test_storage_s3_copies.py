@@ -19,9 +19,9 @@ from streammeta.storage.object_store.precheck import run_precheck
 from streammeta.storage.object_store.protocol.address import S3Config
 from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, ObjectInfo
 from streammeta.storage.object_store.protocol.retry import RetryPolicy
-from streammeta.storage.object_store.s3 import s3_copies
+from streammeta.storage.object_store.s3 import s3_calls
 from streammeta.storage.object_store.s3.s3 import S3ObjectStore
-from streammeta.storage.object_store.s3.s3_copies import COPIED_AT_ONCE, part_ranges
+from streammeta.storage.object_store.s3.s3_calls import COPIED_AT_ONCE, part_ranges
 from tests.storage.s3_servers import S3Endpoint, running_moto
 
 MIB = 1 << 20
@@ -154,7 +154,7 @@ def _no_uploads(server: Server) -> bool:
 def test_a_large_object_is_copied_by_parts_with_all_that_it_has(
     server: Server, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(s3_copies, "COPIED_AT_ONCE", 5 * MIB)
+    monkeypatch.setattr(s3_calls, "COPIED_AT_ONCE", 5 * MIB)
     found = _put(server, size)
     for source in (None, found):
         server.store.copy("a/source", "b/target", source)
@@ -179,7 +179,7 @@ def test_what_a_server_copies_only_by_parts_is_copied_by_parts(server: Server, s
 def test_another_object_than_the_one_that_is_meant_is_not_copied(
     server: Server, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(s3_copies, "COPIED_AT_ONCE", limit)
+    monkeypatch.setattr(s3_calls, "COPIED_AT_ONCE", limit)
     meant = _put(server, 6 * MIB)
     server.store.put("a/source", b"another" * MIB)
     with pytest.raises(errors.ObjectChangedError, match="'a/source'"):
@@ -194,7 +194,7 @@ def test_an_object_that_is_replaced_between_two_parts_is_not_copied(
     server: Server, monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
     server.ignores_conditions = ignores
-    monkeypatch.setattr(s3_copies, "COPIED_AT_ONCE", 5 * MIB)
+    monkeypatch.setattr(s3_calls, "COPIED_AT_ONCE", 5 * MIB)
     _put(server, 12 * MIB)
     server.replaces_after = 2
     with pytest.raises(errors.ObjectChangedError):
@@ -207,7 +207,7 @@ def test_an_object_that_is_replaced_between_two_parts_is_not_copied(
 def test_a_copy_that_fails_leaves_nothing_and_may_be_repeated(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_copies, "COPIED_AT_ONCE", 5 * MIB)
+    monkeypatch.setattr(s3_calls, "COPIED_AT_ONCE", 5 * MIB)
     found = _put(server, 12 * MIB)
     server.fails_part = 2
     with pytest.raises(errors.StoreRejectedError, match="told to fail"):

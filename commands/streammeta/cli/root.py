@@ -44,7 +44,7 @@ COMMANDS = {
         "Print the script that lets a shell complete commands, options and their values.",
     ),
     "config": Entry(
-        "streammeta.cli.controller.config_command:config", "Show the settings of a controller."
+        "streammeta.cli.controller.controller_command:config", "Show the settings of a controller."
     ),
     "controller": Entry(
         "streammeta.cli.controller.controller_command:controller",

@@ -37,8 +37,7 @@ from streammeta.reconcile.listing.shards import shards_of, shards_of_content, wr
 from streammeta.reconcile.metadata.export import MetadataExport, export_metadata
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
-from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, Figures, figures_of
-from streammeta.reconcile.reports.page import report_page
+from streammeta.reconcile.reports.page import FIGURE_COLUMNS, Figures, figures_of, report_page
 from streammeta.reconcile.vocabulary import errors, tables
 from streammeta.reconcile.vocabulary.verdicts import (
     NOT_LISTED,

@@ -21,7 +21,7 @@ from streammeta.cli.framework.output import (
     Output,
     with_output,
 )
-from streammeta.cli.reconcile import reconcile_options, reconcile_signals
+from streammeta.cli.reconcile import reconcile_options
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.private_files import READABLE_MODE
 
@@ -124,7 +124,7 @@ def plan_command(
     started_ms = _now_ms()
     # A plan deletes nothing, so a signal may interrupt it anywhere.
     with (
-        reconcile_signals.interruptible(
+        reconcile_options.interruptible(
             f"no plan was written to {folder}, and no object was deleted", "run the command again"
         ),
         traces,
@@ -169,7 +169,7 @@ def apply_command(
 
     started_ms = _now_ms()
     # Deletions must not be broken off, so a signal waits for the current batches.
-    with reconcile_signals.ending_event() as ending:
+    with reconcile_options.ending_event() as ending:
         config = ApplyConfig(delete=yes, is_ending=ending.is_set, **settings)
         with traces:
             result = apply(config, reconcile_options.tell_progress)
@@ -208,7 +208,7 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
     from streammeta.reconcile.cluster.identity import parse_store
     from streammeta.reconcile.undo import undo
 
-    with reconcile_signals.ending_event() as ending:
+    with reconcile_options.ending_event() as ending:
         address = None if store is None else parse_store(store)
         result = undo(folder, address, reconcile_options.tell_progress, ending.is_set)
     reconcile_options.show_tallies(
@@ -415,7 +415,7 @@ def watch_command(
         reconcile_options.tell_controllers(round_report(one), planned.connect, planned.tls)
 
     # A round may be deleting, so a signal lets it finish its batch.
-    with traces, reconcile_signals.ending_event() as ending:
+    with traces, reconcile_options.ending_event() as ending:
         last = watch(config, ending, tell, reconcile_options.tell_progress)
     _show_round(output, last)
     _require_success(last)

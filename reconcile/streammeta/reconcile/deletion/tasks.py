@@ -12,6 +12,10 @@ undo records spares the whole batch and ends the task. If the store is too busy 
 is tried again from the start after a pause, and all tasks of the run slow down. A failure of a
 single object never ends a task. Failures because of a permission or the state of the store do,
 after many in a row.
+
+Keys close together are looked up by pages of a listing, of which one describes a thousand keys for
+the price of a few HEAD requests. If too many other keys lie between them, HEAD requests look up the
+rest.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from streammeta.reconcile.cluster import controller_client, identity, lease
-from streammeta.reconcile.deletion import audit_trail, pacing, run_signals
+from streammeta.reconcile.deletion import audit_trail, run_signals
 from streammeta.reconcile.deletion.ahead_of_metadata import judge_contents
 from streammeta.reconcile.deletion.order import (
     ORPHAN_TAG,
@@ -39,7 +43,6 @@ from streammeta.reconcile.deletion.order import (
     Outcome,
     failed,
 )
-from streammeta.reconcile.listing.lookup import find_by_listing
 from streammeta.reconcile.vocabulary import attempts, quarantine, tables
 from streammeta.rpc import tracing
 from streammeta.storage import durable_files, errors
@@ -47,6 +50,37 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2
+
+_PAGE = 1000
+_OTHERS_A_KEY = 100
+"""Keys that can be listed in half the time of one HEAD request."""
+
+
+def find_by_listing(
+    store: ObjectStore, keys: Sequence[str], page: int = _PAGE
+) -> tuple[dict[str, ObjectInfo], int]:
+    """Describe the ascending `keys` in the bucket, as far as a listing is cheaper.
+
+    Returns the found objects by key, and the number of leading `keys` that are settled: found or
+    known to be absent. The listing continues up to `page` keys, and 100 more for each settled key.
+    """
+    found: dict[str, ObjectInfo] = {}
+    settled = 0
+    if not keys:
+        return found, settled
+    # The longest prefix of the first key sorts before it and leaves little in between.
+    listed = store.list_objects(start_after=keys[0][:-1])
+    for passed, info in enumerate(listed):
+        while settled < len(keys) and keys[settled] < info.key:
+            settled += 1
+        if settled < len(keys) and keys[settled] == info.key:
+            found[info.key] = info
+            settled += 1
+        # Too many other keys lie between. The caller asks for the rest one by one.
+        if settled == len(keys) or passed >= page + _OTHERS_A_KEY * settled:
+            return found, settled
+    return found, len(keys)
+
 
 # HEAD requests mostly wait for the network, so a few at a time shorten a batch.
 _HEADS_AT_ONCE = 8
@@ -79,7 +113,7 @@ class Deleter:
         self._store = store
         self._leader = leader
         self._sleep = sleep
-        self._pacer = pacing.Pacer(order.keys_per_s)
+        self._pacer = run_signals.Pacer(order.keys_per_s)
         self._signals = run_signals.RunSignals(Path(order.signals_folder), attempt.name)
         self._claimed_below: int | None = None
         self._undo_files = 0
@@ -112,7 +146,7 @@ class Deleter:
                 self._is_over = True
             yield judged
 
-        while batch := list(itertools.islice(remaining, pacing.LARGEST_BATCH)):
+        while batch := list(itertools.islice(remaining, run_signals.LARGEST_BATCH)):
             yield [
                 Judged(candidate, Outcome.SKIPPED, "an earlier batch failed") for candidate in batch
             ]

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streammeta.reconcile.deletion import pacing, run_signals, tasks
+from streammeta.reconcile.deletion import run_signals, tasks
 from streammeta.reconcile.deletion.order import DeletionOrder
 from streammeta.reconcile.engines import engine, local_verdicts
 from streammeta.reconcile.listing.inventory import Inventory
@@ -199,7 +199,7 @@ def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:
     batches = tables.read_batches(folder, tables.CANDIDATE_COLUMNS)
     while run := list(_first_rows(batches, _ROWS_SORTED)):
         table = pa.Table.from_batches(run, schema=schema).sort_by("key")
-        yield from table.to_batches(max_chunksize=pacing.LARGEST_BATCH)
+        yield from table.to_batches(max_chunksize=run_signals.LARGEST_BATCH)
 
 
 def _first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

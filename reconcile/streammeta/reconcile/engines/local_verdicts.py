@@ -25,10 +25,17 @@ import pyarrow.parquet as pq
 from streammeta.reconcile.engines.background import BackgroundWriter, prefetch
 from streammeta.reconcile.engines.metadata_join import Joined, MetadataJoin
 from streammeta.reconcile.findings.verdict_rows import unlisted_rows
-from streammeta.reconcile.listing.order import in_order_of_partitions
+from streammeta.reconcile.listing.repeated_keys import in_order_of_partitions
 from streammeta.reconcile.parquet.arrow_start import return_memory
-from streammeta.reconcile.parquet.pages import Pages, Presence, name_pages, number_pages
-from streammeta.reconcile.parquet.splice import Splice, SplicePart, open_splice
+from streammeta.reconcile.parquet.splice import (
+    Pages,
+    Presence,
+    Splice,
+    SplicePart,
+    name_pages,
+    number_pages,
+    open_splice,
+)
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary import errors, tables, verdicts
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streammeta.reconcile.engines.background import BackgroundWriter, prefetch
-from streammeta.reconcile.listing.order import runs
+from streammeta.reconcile.listing.repeated_keys import runs
 from streammeta.reconcile.parquet.arrow_start import return_memory
 from streammeta.reconcile.vocabulary import tables, verdicts
 

@@ -32,7 +32,7 @@ from streammeta.storage.object_store.protocol.base import (
     check_tags,
 )
 from streammeta.storage.object_store.protocol.reads import Scatter
-from streammeta.storage.object_store.s3 import s3_client, s3_copies
+from streammeta.storage.object_store.s3 import s3_calls, s3_client
 from streammeta.storage.object_store.s3.listing_page import ListingPage, invalid_page, to_ms
 from streammeta.storage.object_store.s3.s3_calls import S3Calls
 
@@ -179,7 +179,7 @@ class S3ObjectStore(S3Calls):
         check_key(source_key)
         check_key(target_key)
         found = source or self.head(source_key)
-        if found.size <= s3_copies.COPIED_AT_ONCE:
+        if found.size <= s3_calls.COPIED_AT_ONCE:
             try:
                 self._copy_whole(found, source_key, target_key)
             except errors.StoreRejectedError:
@@ -187,7 +187,7 @@ class S3ObjectStore(S3Calls):
                     raise
             else:
                 return
-        s3_copies.copy_by_parts(self, found, source_key, target_key, s3_copies.COPIED_AT_ONCE)
+        s3_calls.copy_by_parts(self, found, source_key, target_key, s3_calls.COPIED_AT_ONCE)
 
     def _copy_whole(self, found: ObjectInfo, source_key: str, target_key: str) -> None:
         source = self._copied_from(source_key, found.etag)
@@ -207,7 +207,7 @@ class S3ObjectStore(S3Calls):
             tags = self._call("get_tags", lambda: self._tags_of(key), key=key)
         except errors.StoreRejectedError:
             tags = {}
-        return s3_copies.kept_fields(described), tags
+        return s3_calls.kept_fields(described), tags
 
     def _copied_from(self, key: str, etag: str = "") -> Any:
         """Return the request fields that name the source of a copy and its etag."""
@@ -241,7 +241,7 @@ class S3ObjectStore(S3Calls):
 
     def _tags_of(self, key: str) -> dict[str, str]:
         ask = partial(self._client.get_object_tagging, Bucket=self._bucket, Key=key)
-        return s3_copies.read_tag_set(ask, key)
+        return s3_calls.read_tag_set(ask, key)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""

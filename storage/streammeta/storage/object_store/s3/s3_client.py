@@ -30,10 +30,16 @@ from streammeta.storage import errors
 from streammeta.storage.object_store.protocol.address import Checksum, S3Config
 from streammeta.storage.object_store.protocol.base import Body, Tags, check_tags
 from streammeta.storage.object_store.protocol.retry import RetryPolicy
-from streammeta.storage.object_store.s3.listing_page import ListingPage, is_error
-from streammeta.storage.object_store.s3.object_page import OBJECT_PAGE, read_object_page
-from streammeta.storage.object_store.s3.upload_page import UPLOAD_PAGE, read_upload_page
-from streammeta.storage.object_store.s3.version_page import VERSION_PAGE, read_version_page
+from streammeta.storage.object_store.s3.listing_page import (
+    OBJECT_PAGE,
+    UPLOAD_PAGE,
+    VERSION_PAGE,
+    ListingPage,
+    is_error,
+    read_object_page,
+    read_upload_page,
+    read_version_page,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from streammeta.cli.framework.client import CallError, ControllerClient
-from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.dev_command import LocalCertificates
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.cli.quorum.features_command import change_level
 from streammeta.controller.features import SUPPORTED
