@@ -7,11 +7,12 @@ state's source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, fields
 from itertools import chain, islice
 
 from streammeta.shell import events, usage
 from streammeta.shell.changes import describe_change
-from streammeta.shell.differences import KINDS, differences
+from streammeta.shell.differences import KINDS, Difference, differences
 from streammeta.shell.state import Command, MetadataCopy, MetadataSource, ShellState
 from streammeta.shell.tree import Document, Table, Value
 
@@ -45,8 +46,8 @@ _USAGES: Mapping[str, Callable[[MetadataCopy, list[str], MetadataSource], Table]
 
 
 def _about(copy: MetadataCopy, table: Table) -> Document:
-    fields = (("map", copy.name), ("cluster_id", copy.cluster_id), ("end_offset", copy.end_offset))
-    return Document(fields, (table,))
+    facts = (("map", copy.name), ("cluster_id", copy.cluster_id), ("end_offset", copy.end_offset))
+    return Document(facts, (table,))
 
 
 def _diff(state: ShellState, words: list[str]) -> Iterator[events.Event]:
@@ -84,19 +85,11 @@ def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Docum
     for kind in kinds:
         found = differences(kind, before, after)
         counts.append((kind, len({difference.id for difference in found})))
-        rows = tuple(
-            (
-                difference.change,
-                difference.id,
-                difference.field,
-                difference.before,
-                difference.after,
-            )
-            for difference in found
-        )
-        tables.append(Table(f"{kind}_changes", ("change", "id", "field", "before", "after"), rows))
+        names = tuple(field.name for field in fields(Difference))
+        rows = tuple(map(astuple, found))
+        tables.append(Table(f"{kind}_changes", names, rows))
 
-    fields: tuple[tuple[str, Value], ...] = (
+    facts: tuple[tuple[str, Value], ...] = (
         ("before", before.name),
         ("before_offset", before.end_offset),
         ("after", after.name),
@@ -104,7 +97,7 @@ def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Docum
         ("equal", not any(count for _, count in counts)),
         *((f"{kind}_that_differ", count) for kind, count in counts),
     )
-    return Document(fields, tuple(tables))
+    return Document(facts, tuple(tables))
 
 
 def _tail(state: ShellState, words: list[str]) -> Iterator[events.Event]:

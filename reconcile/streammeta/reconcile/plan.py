@@ -38,16 +38,7 @@ from streammeta.reconcile.metadata.export import MetadataExport, export_metadata
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
 from streammeta.reconcile.reports.page import FIGURE_COLUMNS, Figures, figures_of, report_page
-from streammeta.reconcile.vocabulary import errors, tables
-from streammeta.reconcile.vocabulary.verdicts import (
-    NOT_LISTED,
-    WITHOUT_METADATA,
-    Evidence,
-    Rules,
-    Verdict,
-    check_guards,
-    fail_without_metadata,
-)
+from streammeta.reconcile.vocabulary import errors, tables, verdicts
 from streammeta.rpc import tracing
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.protocol import base
@@ -293,7 +284,7 @@ def _compare(
 
     `listed` is the number of rows of the listing.
     """
-    rules = Rules(
+    rules = verdicts.Rules(
         next_object_id=exported.next_object_id,
         young_from_ms=basis.young_from_ms,
         unlisted_from_ms=basis.listing_started_ms - _listing_lag_ms(basis),
@@ -305,13 +296,13 @@ def _compare(
     classes = _sort_by_verdict({**found, **_write_upload_verdicts(draft, basis)})
     # The verdicts contain all of its columns, and the listing is the largest table.
     shutil.rmtree(draft / plan_folder.LISTING)
-    evidence = Evidence(
+    evidence = verdicts.Evidence(
         counts={verdict: tally.keys for verdict, tally in classes.items()},
         map_objects=exported.committed_objects,
         issued_below=exported.issued_below,
         claimed_below=claimed_below,
     )
-    guards = check_guards(
+    guards = verdicts.check_guards(
         evidence,
         max_share=config.max_share,
         max_candidates=config.max_candidates,
@@ -326,7 +317,8 @@ def _compare(
         next_stream_id=exported.next_stream_id,
         map_objects=exported.objects,
         # Rows of verdicts without a listed key would count as repeats.
-        repeated_rows=listed - sum(found[verdict].keys for verdict in found.keys() - NOT_LISTED),
+        repeated_rows=listed
+        - sum(found[verdict].keys for verdict in found.keys() - verdicts.NOT_LISTED),
         classes=classes,
         guards=guards,
     )
@@ -337,14 +329,16 @@ def _listing_lag_ms(basis: PlanResult) -> int:
     return INVENTORY_LAG_MS if basis.inventory else CLOCK_SKEW_MS
 
 
-def _write_upload_verdicts(draft: Path, basis: PlanResult) -> Mapping[Verdict, tables.Tally]:
+def _write_upload_verdicts(
+    draft: Path, basis: PlanResult
+) -> Mapping[verdicts.Verdict, tables.Tally]:
     if not basis.unfinished_uploads:
         return {}
     path = draft / plan_folder.VERDICTS / "unfinished-uploads.parquet"
     with pq.ParquetWriter(path, tables.arrow_schema(tables.VERDICT_COLUMNS)) as writer:
         for uploads in tables.read_batches(draft / plan_folder.UPLOADS, tables.UPLOAD_COLUMNS):
             writer.write_batch(verdict_rows.upload_rows(uploads, basis.namespace))
-    return {Verdict.UNFINISHED_UPLOAD: tables.Tally(basis.unfinished_uploads, 0)}
+    return {verdicts.Verdict.UNFINISHED_UPLOAD: tables.Tally(basis.unfinished_uploads, 0)}
 
 
 def _add_versions(
@@ -372,7 +366,7 @@ def _list_versions(store: base.ObjectStore, draft: Path, basis: PlanResult) -> P
         # Half a table would look like a complete one.
         path.unlink()
         return _note_unknown(basis, f"noncurrent versions could not be listed: {error}")
-    found = {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
+    found = {verdicts.Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
     return replace(basis, classes=_sort_by_verdict({**basis.classes, **found}))
 
 
@@ -439,10 +433,10 @@ def _report_without_metadata(
         basis,
         repeated_rows=listed - sum(tally.keys for tally in owners.values()),
         classes=_sort_by_verdict(
-            {WITHOUT_METADATA[owner]: tally for owner, tally in owners.items()}
+            {verdicts.WITHOUT_METADATA[owner]: tally for owner, tally in owners.items()}
         ),
         unknown=(*basis.unknown, reason),
-        guards=fail_without_metadata(reason),
+        guards=verdicts.fail_without_metadata(reason),
     )
 
 
@@ -450,8 +444,8 @@ def _report_without_metadata(
 def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     figures: Figures | None = None
     if result.next_object_id is not None:
-        verdicts = tables.read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
-        figures = figures_of(verdicts, result.listing_started_ms)
+        rows = tables.read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
+        figures = figures_of(rows, result.listing_started_ms)
     path = draft / plan_folder.REPORT_FILE
     page = report_page(result, figures, plan_folder.earlier_plans(folder, result))
     path.write_text(page, encoding="utf-8")
@@ -459,8 +453,10 @@ def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     plan_folder.write_plan_file(draft, result)
 
 
-def _sort_by_verdict(found: Mapping[Verdict, tables.Tally]) -> dict[Verdict, tables.Tally]:
-    return {verdict: found[verdict] for verdict in Verdict if verdict in found}
+def _sort_by_verdict(
+    found: Mapping[verdicts.Verdict, tables.Tally],
+) -> dict[verdicts.Verdict, tables.Tally]:
+    return {verdict: found[verdict] for verdict in verdicts.Verdict if verdict in found}
 
 
 def _now_ms() -> int:

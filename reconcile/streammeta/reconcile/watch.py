@@ -75,7 +75,20 @@ SUCCESSES = (RoundOutcome.SETTLED, RoundOutcome.LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Status:
+    """Content of status.json."""
+
+    outcome: str
+    plan: str
+    problem: str
+    started_ms: int
+    ended_ms: int
+    last_success_ms: int
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(Status):
     """A round: times in Unix ms, bytes and keys by verdict and by outcome of a key.
 
     `plan` is the name of the plan's folder, empty without a plan. `problem` is a sentence, or
@@ -85,14 +98,8 @@ class Round:
     """
 
     outcome: RoundOutcome
-    plan: str
-    problem: str
-    started_ms: int
-    ended_ms: int
-    last_success_ms: int
     engine: str = ""
     is_compared: bool = False
-    lost: int = 0
     verdicts: Mapping[str, Tally] = field(default_factory=dict)
     outcomes: Mapping[str, Tally] = field(default_factory=dict)
 
@@ -145,7 +152,8 @@ def watch(
             last = _run_round(config, ending, last_success_ms, progress)
             last_success_ms = last.last_success_ms
             # Before the callback: monitoring reads this file, and the callback may fail.
-            text = json_files.encode(_status_of(last))
+            status = Status(**{field.name: getattr(last, field.name) for field in fields(Status)})
+            text = json_files.encode(status)
             replace_file(PosixFileSystem(mode=READABLE_MODE), folder / STATUS_FILE, [text])
             on_round(last)
             _clean_up(folder, config.kept)
@@ -284,28 +292,11 @@ def _clean_up(folder: Path, kept: int) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Status:
-    """Content of status.json."""
-
-    outcome: str
-    plan: str
-    problem: str
-    started_ms: int
-    ended_ms: int
-    last_success_ms: int
-    lost: int
-
-
-def _status_of(last: Round) -> _Status:
-    return _Status(**{field.name: getattr(last, field.name) for field in fields(_Status)})
-
-
 def _last_success_ms(folder: Path) -> int:
     """Return the time of the last successful round from status.json, or 0 if unknown."""
     with suppress(FileNotFoundError, errors.CorruptObjectError):
         data = (folder / STATUS_FILE).read_bytes()
-        return json_files.decode(_Status, STATUS_FILE, data).last_success_ms
+        return json_files.decode(Status, STATUS_FILE, data).last_success_ms
     return 0
 
 

@@ -16,32 +16,17 @@ from dataclasses import dataclass
 
 import grpc
 
+from streammeta.cli.brokers import compaction_view
 from streammeta.cli.brokers.compaction_request import CompactionRequest
-from streammeta.cli.brokers.compaction_view import (
-    CommitFigures,
-    ListedObject,
-    NodePlan,
-    Totals,
-    commit_figures,
-    listed_objects,
-    show_plan,
-    show_totals,
-)
 from streammeta.cli.framework.client import call_error
 from streammeta.cli.framework.output import CommandError, Output, explain
+from streammeta.client import errors
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.compaction.sso_planning import PlannedGroup
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.client.controllers import bucket_check, controller_client, methods
-from streammeta.client.errors import (
-    BrokerClientError,
-    ControllerUnavailableError,
-    PermissionDeniedError,
-    RejectedError,
-    code_name,
-)
 from streammeta.client.model import NodeIdentity
 from streammeta.rpc.advice import advice
 from streammeta.rpc.failures import RpcFailure, read_failure
@@ -133,9 +118,9 @@ async def plan(request: CompactionRequest, output: Output) -> None:
         try:
             # Without targets no writer is known, and none is needed.
             plans = [await work.plan(found, target) for target in found.targets]
-        except BrokerClientError as error:
+        except errors.BrokerClientError as error:
             raise _command_error(error, request.tls) from error
-    show_plan(output, plans)
+    compaction_view.show_plan(output, plans)
 
 
 async def run(
@@ -152,7 +137,7 @@ async def run(
     """
     # Handlers come before any work, so that a signal never breaks off a commit.
     stopping = _stopped_by_signals()
-    totals = Totals()
+    totals = compaction_view.Totals()
 
     # One compactor serves all passes, so that indexes read in one pass are cached for the next.
     async with _open_work(request) as work:
@@ -180,7 +165,7 @@ async def run(
             details=totals.summary(),
         )
 
-    show_totals(output, totals)
+    compaction_view.show_totals(output, totals)
 
 
 @dataclass(slots=True)
@@ -205,23 +190,25 @@ class CompactionWork:
         try:
             request = self.request
             return await find_targets(self.client, request.node_ids, gone=request.gone)
-        except BrokerClientError as error:
+        except errors.BrokerClientError as error:
             raise _command_error(error, request.tls) from error
 
-    async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
+    async def plan(self, found: Targets, target: CompactionTarget) -> compaction_view.NodePlan:
         """Plan for one of the nodes found."""
         planned = await self._compactor_of(found).plan(target, force_split=self.request.force_split)
-        listed = listed_objects(planned.listing.objects)
-        commits: list[CommitFigures] = []
+        listed = compaction_view.listed_objects(planned.listing.objects)
+        commits: list[compaction_view.CommitFigures] = []
         left_out = dict.fromkeys(planned.selection.waiting, _WAITS)
         # Close the generator here and not whenever the garbage collector finds it.
         async with aclosing(planned.groups()) as groups:
             async for group in groups:
                 commits.extend(self._figures(group, listed))
                 left_out |= dict.fromkeys(group.plan.left_alone, _SHARES_NOTHING)
-        return NodePlan(target.node_id, tuple(commits), left_out | planned.left_out)
+        return compaction_view.NodePlan(target.node_id, tuple(commits), left_out | planned.left_out)
 
-    def _figures(self, group: PlannedGroup, listed: dict[int, ListedObject]) -> list[CommitFigures]:
+    def _figures(
+        self, group: PlannedGroup, listed: dict[int, compaction_view.ListedObject]
+    ) -> list[compaction_view.CommitFigures]:
         """Return the figures of each commit of a group. The first one includes expired objects."""
         plans = [(commit, commit.source_ids) for commit in group.plan.commits]
         # Expired objects have no live data. They join the first commit, or form a commit without
@@ -230,12 +217,19 @@ class CompactionWork:
             first, ids = plans[0] if plans else (_NOTHING, ())
             plans[:1] = [(first, (*ids, *group.expired_ids))]
         return [
-            commit_figures(commit, [listed[key] for key in ids], self.config, group.kind)
+            compaction_view.commit_figures(
+                commit, [listed[key] for key in ids], self.config, group.kind
+            )
             for commit, ids in plans
         ]
 
     async def compact_all(
-        self, found: Targets, totals: Totals, stopping: asyncio.Event, *, stream_objects: bool
+        self,
+        found: Targets,
+        totals: compaction_view.Totals,
+        stopping: asyncio.Event,
+        *,
+        stream_objects: bool,
     ) -> None:
         """Compact the due objects of every node found, until `stopping` is set."""
         for target in found.targets:
@@ -251,7 +245,7 @@ class CompactionWork:
                 if stream_objects and not target.failover and not stopping.is_set():
                     with closing(self._stream_object_compactor(target)) as of_streams:
                         await _add(of_streams.compact_node(), target, totals, stopping)
-            except (BrokerClientError, StorageError) as error:
+            except (errors.BrokerClientError, StorageError) as error:
                 totals.failures[target.node_id] = f"node {target.node_id}: {error}"
 
     def _stream_object_compactor(self, target: CompactionTarget) -> StreamObjectCompactor:
@@ -276,7 +270,7 @@ class CompactionWork:
 async def _add(
     work: AsyncGenerator[GroupReport],
     target: CompactionTarget,
-    totals: Totals,
+    totals: compaction_view.Totals,
     stopping: asyncio.Event,
 ) -> None:
     """Add the reports of work as they arrive, until `stopping` is set."""
@@ -307,7 +301,7 @@ async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork
                 # read or replaced.
                 namespace = await client.object_namespace()
                 await bucket_check.BucketCheck(client, store, namespace).require()
-            except BrokerClientError as error:
+            except errors.BrokerClientError as error:
                 raise _command_error(error, request.tls) from error
             except WrongBucketError as error:
                 raise CommandError("WRONG_BUCKET", str(error)) from error
@@ -315,20 +309,22 @@ async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork
                 yield work
 
 
-def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandError:
+def _command_error(error: errors.BrokerClientError, tls: TlsFiles | None) -> CommandError:
     """Return the failure as the command reports it. Its message names the next step."""
     over_tls = tls is not None
-    if isinstance(error, ControllerUnavailableError):
+    if isinstance(error, errors.ControllerUnavailableError):
         # Without a connection there is no status. The advice needs one.
         failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, str(error))
         return CommandError("NO_CONTROLLER", str(error), advice(failure, over_tls=over_tls))
     # The controller's own message names the missing role. Keep it and its advice.
-    if isinstance(error, PermissionDeniedError) and isinstance(error.__cause__, grpc.RpcError):
+    if isinstance(error, errors.PermissionDeniedError) and isinstance(
+        error.__cause__, grpc.RpcError
+    ):
         failure = read_failure(error.__cause__)
         return explain(call_error(failure, "a controller", over_tls=over_tls))
     # Other errors of the client have no code of the contract.
-    code = error.code if isinstance(error, RejectedError) else None
-    return CommandError("REFUSED" if code is None else code_name(code), str(error))
+    code = error.code if isinstance(error, errors.RejectedError) else None
+    return CommandError("REFUSED" if code is None else errors.code_name(code), str(error))
 
 
 def _stopped_by_signals() -> asyncio.Event:

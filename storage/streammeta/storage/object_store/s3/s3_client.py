@@ -30,16 +30,7 @@ from streammeta.storage import errors
 from streammeta.storage.object_store.protocol.address import Checksum, S3Config
 from streammeta.storage.object_store.protocol.base import Body, Tags, check_tags
 from streammeta.storage.object_store.protocol.retry import RetryPolicy
-from streammeta.storage.object_store.s3.listing_page import (
-    OBJECT_PAGE,
-    UPLOAD_PAGE,
-    VERSION_PAGE,
-    ListingPage,
-    is_error,
-    read_object_page,
-    read_upload_page,
-    read_version_page,
-)
+from streammeta.storage.object_store.s3 import listing_page
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -212,10 +203,10 @@ def _current_keys(config: S3Config) -> tuple[str, ...]:
 LISTING_PAGE = "ListingPage"
 """Member of a listing's response: the `listing_page.ListingPage` in place of its fields."""
 
-_LISTINGS: dict[str, tuple[str, Callable[[bytes], ListingPage[Any]]]] = {
-    "ListObjectsV2": (OBJECT_PAGE, read_object_page),
-    "ListObjectVersions": (VERSION_PAGE, read_version_page),
-    "ListMultipartUploads": (UPLOAD_PAGE, read_upload_page),
+_LISTINGS: dict[str, tuple[str, Callable[[bytes], listing_page.ListingPage[Any]]]] = {
+    "ListObjectsV2": (listing_page.OBJECT_PAGE, listing_page.read_object_page),
+    "ListObjectVersions": (listing_page.VERSION_PAGE, listing_page.read_version_page),
+    "ListMultipartUploads": (listing_page.UPLOAD_PAGE, listing_page.read_upload_page),
 }
 
 
@@ -224,14 +215,14 @@ def _read_listing(
     customized_response_dict: dict[str, Any],
     *,
     document: str,
-    read: Callable[[bytes], ListingPage[Any]],
+    read: Callable[[bytes], listing_page.ListingPage[Any]],
     **_event: object,
 ) -> None:
     """Decode the page and leave an empty one to botocore, whose parser takes ten times as long.
 
     Botocore handles an error with a success status, and raises it.
     """
-    if response_dict["status_code"] == 200 and not is_error(response_dict["body"]):
+    if response_dict["status_code"] == 200 and not listing_page.is_error(response_dict["body"]):
         customized_response_dict[LISTING_PAGE] = read(response_dict["body"])
         # Botocore parses this stub in microseconds and still fills in the response's metadata.
         response_dict["body"] = f"<{document}/>".encode()
