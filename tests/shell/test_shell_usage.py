@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, StreamState
-from streammeta.shell import usage
+from streammeta.shell import metadata_commands
 from streammeta.shell.differences import Difference, differences
 from streammeta.shell.state import MetadataCopy
 
@@ -57,21 +57,21 @@ def a_map(**changed: dict[str, Any]) -> MetadataCopy:
 
 
 def test_a_set_object_is_shared_by_offsets_and_an_object_of_one_stream_is_its_own() -> None:
-    assert usage.by_stream(a_map()).rows == ((0, 1, 0, 300), (1, 2, 50, 100))
+    assert metadata_commands.by_stream(a_map()).rows == ((0, 1, 0, 300), (1, 2, 50, 100))
 
 
 def test_a_node_has_its_set_objects_and_what_its_streams_hold() -> None:
-    assert usage.by_node(a_map()).rows == ((7, 1, 0, 400), (8, 1, 50, 0))
+    assert metadata_commands.by_node(a_map()).rows == ((7, 1, 0, 400), (8, 1, 50, 0))
 
 
 def test_streams_without_the_tag_are_counted_together() -> None:
-    assert usage.by_tag(a_map(), "topic").rows == (("a", 1, 0, 300), (None, 1, 50, 100))
+    assert metadata_commands.by_tag(a_map(), "topic").rows == (("a", 1, 0, 300), (None, 1, 50, 100))
 
 
 def test_ages_and_states_count_whole_objects() -> None:
-    by_age = [row for row in usage.by_age(a_map(), _NOW).rows if row[1]]
+    by_age = [row for row in metadata_commands.by_age(a_map(), _NOW).rows if row[1]]
     assert by_age == [("under 1 hour", 1, 400), ("under 7 days", 1, 50)]
-    assert usage.by_state(a_map()).rows == (
+    assert metadata_commands.by_state(a_map()).rows == (
         ("COMMITTED", "STREAM_SET", 1, 400),
         ("COMMITTED", "STREAM", 1, 50),
         ("MARK_DESTROYED", "STREAM", 1, 9),
@@ -84,8 +84,14 @@ def test_an_empty_map_has_no_bytes() -> None:
         name: {column: np.empty(0, int) for column in section} for name, section in sections.items()
     }
     nothing = MetadataCopy("empty", "c", 0, empty)
-    assert usage.by_stream(nothing).rows == usage.by_node(nothing).rows == ()
-    assert usage.by_tag(nothing, "x").rows == usage.by_state(nothing).rows == ()
+    assert (
+        metadata_commands.by_stream(nothing).rows == metadata_commands.by_node(nothing).rows == ()
+    )
+    assert (
+        metadata_commands.by_tag(nothing, "x").rows
+        == metadata_commands.by_state(nothing).rows
+        == ()
+    )
 
 
 def test_equal_maps_do_not_differ() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.durable_files import PosixFileSystem, advise_private, replace_file
 from streammeta.storage.object_store.opening import open_object_store
-from streammeta.storage.private_files import advise_private
 
 
 @pytest.fixture(autouse=True)

@@ -36,8 +36,7 @@ from streammeta.reconcile.vocabulary.errors import ConfigurationError
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.rpc import tracing
 from streammeta.storage import errors, json_files
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.private_files import READABLE_MODE
+from streammeta.storage.durable_files import READABLE_MODE, PosixFileSystem, replace_file
 
 STATUS_FILE = "status.json"
 LOCK_FILE = "watch.lock"

@@ -22,8 +22,7 @@ from streammeta.cli.framework.output import (
     with_output,
 )
 from streammeta.cli.reconcile import reconcile_options
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.private_files import READABLE_MODE
+from streammeta.storage.durable_files import READABLE_MODE, PosixFileSystem, replace_file
 
 if TYPE_CHECKING:
     from streammeta.reconcile.apply import ApplyResult

@@ -26,10 +26,9 @@ from streammeta.cli.framework.output import CommandError, Duration, Output, with
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
 from streammeta.controller.config import ConfigError
 from streammeta.storage.cluster_files.backup_files import Folder, inventories
-from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.durable_files import READABLE_MODE, PosixFileSystem, replace_file
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
-from streammeta.storage.private_files import READABLE_MODE
 
 if TYPE_CHECKING:
     from streammeta.controller.backup.archive import Archive

@@ -28,9 +28,9 @@ from types import FrameType
 import structlog
 
 from streammeta.controller.config import ControllerConfig
+from streammeta.storage.durable_files import advise_private
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.protocol.address import without_secrets
-from streammeta.storage.private_files import advise_private
 
 _log = structlog.get_logger(component="server")
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from streammeta.storage import errors
-from streammeta.storage.durable_files import sync_directory
+from streammeta.storage.durable_files import DIRECTORY_MODE, FILE_MODE, sync_directory
 from streammeta.storage.object_store.local_files import (
     copy_bytes,
     etag_of,
@@ -48,7 +48,6 @@ from streammeta.storage.object_store.protocol.base import (
     check_tags,
 )
 from streammeta.storage.object_store.protocol.reads import Scatter
-from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
 
 # Each try loses only to a concurrent delete of the same empty directory.
 _RENAME_TRIES = 20

@@ -30,9 +30,14 @@ from streammeta.client.wal.disk import disk_log
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
 from streammeta.client.wal.disk.files import STATE_NAME, read_state_header
 from streammeta.client.wal.disk.quarantine import quarantine
-from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
+from streammeta.storage.durable_files import (
+    DiskFullError,
+    FileSystem,
+    Lock,
+    PosixFileSystem,
+    advise_private,
+)
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
-from streammeta.storage.private_files import advise_private
 from streammeta.storage.segmented_log import FRAME_HEADER_SIZE
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import structlog
 
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
-from streammeta.storage.private_files import FILE_MODE
+from streammeta.storage.durable_files import FILE_MODE
 
 FREE_BYTES_MIN = 256 << 20
 """Room on the disk that is left to the log, in bytes."""
