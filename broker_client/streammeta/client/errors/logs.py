@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streammeta.client.errors.rejections import BrokerClientError
+from streammeta.client.errors.base import BrokerClientError
 
 
 class WriteAheadLogError(BrokerClientError):
