@@ -21,7 +21,7 @@ from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.wire import decode_request, encode_answer, encode_request
 from streammeta.controller.quorum import messages
 from streammeta.controller.runtime.interfaces import Endpoints
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 from streammeta.tls.listener import Bounds, Listener
 from tests.quorum import test_quorum_peers as peers
 from tests.quorum.fake_replica import FakeReplica, answer_header

@@ -13,7 +13,7 @@ from streammeta.controller.peers.dialled import REFUSED_CERTIFICATE, STRANGER
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.quorum.messages import Request
 from streammeta.controller.runtime.interfaces import Reply
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 from streammeta.controller.trust.policy import Denials, parse_policy
 from streammeta.tls.certificates import read_certificates
 from streammeta.tls.files import TlsFiles

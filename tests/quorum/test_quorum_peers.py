@@ -22,7 +22,7 @@ from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 from tests.kit.grpc_servers import served
 from tests.kit.waiting import until
 from tests.quorum.fake_replica import FakeReplica

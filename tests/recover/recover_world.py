@@ -18,10 +18,11 @@ from streammeta.controller.records.codec import encode_records
 from streammeta.controller.recover.planning import (
     Circumstances,
     RecoveryPlan,
+    Report,
     choose_survivor,
     plan_recovery,
+    voters_text,
 )
-from streammeta.controller.recover.report import Report, voters_text
 from streammeta.controller.recover.survivor import Survivor, read_survivor
 from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 from streammeta.storage.durable_files import FileSystem

@@ -22,8 +22,15 @@ from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voter
 from streammeta.controller.quorum.recovered_log import ERA_OFFSETS, era_of
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.recover.applying import Application
-from streammeta.controller.recover.planning import RecoveryPlan, choose_survivor, plan_recovery
-from streammeta.controller.recover.report import RecoveryError, Report, voters_of, voters_text
+from streammeta.controller.recover.planning import (
+    RecoveryError,
+    RecoveryPlan,
+    Report,
+    choose_survivor,
+    plan_recovery,
+    voters_of,
+    voters_text,
+)
 from streammeta.controller.recover.survivor import read_survivor
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from tests.kit.crash_disk import CrashDisk, crashes, flipped

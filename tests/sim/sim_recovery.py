@@ -18,7 +18,7 @@ from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import VoterSet, majority
 from streammeta.controller.recover import planning
-from streammeta.controller.recover.report import RecoveryError, Report, voters_text
+from streammeta.controller.recover.planning import RecoveryError, Report, voters_text
 from tests.sim.sim_ledger import GhostLog
 from tests.sim.sim_node import RemovedDisk, SimNode
 from tests.sim.sim_store import encode_image

@@ -16,7 +16,7 @@ import pytest
 from streammeta.controller.errors import BusyError
 from streammeta.controller.rpc.services.pipeline_core import PIPELINES_PER_PRINCIPAL
 from streammeta.controller.rpc.watch.service import WATCHERS_PER_PRINCIPAL
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 from streammeta.controller.trust.rates import Places
 from streammeta.rpc.failures import read_failure
 from streammeta.tls import handshakes

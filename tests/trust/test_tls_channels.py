@@ -15,7 +15,7 @@ import pytest
 from streammeta.client.commits.messages import COMMITTED
 from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 from streammeta.rpc.connections import client_channel, operator_channel
 from streammeta.tls.files import TlsContents, TlsFiles
 from streammeta.tls.server_certificates import ServerCertificates

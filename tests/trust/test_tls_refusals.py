@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 from streammeta.tls.certificates import read_certificates, read_key
 from streammeta.tls.files import TlsError, TlsFiles
 from streammeta.tls.listener import Bounds, Listener

@@ -29,8 +29,7 @@ from streammeta.storage.object_format.object_key import cluster_namespace
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 if TYPE_CHECKING:
-    from streammeta.controller.recover.planning import Circumstances, RecoveryPlan
-    from streammeta.controller.recover.report import Report
+    from streammeta.controller.recover.planning import Circumstances, RecoveryPlan, Report
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -120,8 +119,7 @@ def plan_command(
       streammeta recover plan --report 3.json --dead 1,2 --store file:///objects \\
         --from file:///backups --plan plan.json
     """
-    from streammeta.controller.recover.planning import choose_survivor, plan_recovery
-    from streammeta.controller.recover.report import Report
+    from streammeta.controller.recover.planning import Report, choose_survivor, plan_recovery
 
     lost = _node_ids(dead)
     reports = [json_files.decode(Report, str(file), file.read_bytes()) for file in files]
@@ -335,7 +333,7 @@ def _node_ids(text: str) -> Sequence[int]:
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turn the rejection of a recovery into a command's failure."""
-    from streammeta.controller.recover.report import RecoveryError
+    from streammeta.controller.recover.planning import RecoveryError
 
     try:
         yield

@@ -26,7 +26,7 @@ from streammeta.controller.peers.hello import Hello, HelloAnswer, HelloError, Pu
 from streammeta.controller.peers.wire import ANSWER_KINDS, decode_answer, encode_request
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints
-from streammeta.controller.tls.peer_contexts import PeerTls, StrangerError
+from streammeta.controller.tls.manager import PeerTls, StrangerError
 
 IN_FLIGHT_MAX = 32
 """Maximum number of requests in flight on a connection: one of each kind, and abandoned ones."""

@@ -37,7 +37,7 @@ from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
 from streammeta.controller.runtime.replication.peer_versions import PeerVersions
-from streammeta.controller.tls.peer_contexts import PeerTls, StrangerError
+from streammeta.controller.tls.manager import PeerTls, StrangerError
 from streammeta.tls.listener import Listener
 
 CONNECTIONS_MAX = 96

@@ -21,7 +21,7 @@ from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
-from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.controller.tls.manager import PeerTls
 
 _MEANT_FOR_ANOTHER = {
     messages.QuorumError.INCONSISTENT_CLUSTER_ID: dialled.FOREIGN_CLUSTER,

@@ -26,8 +26,7 @@ from streammeta.controller.journal.directory import (
     read_identity,
 )
 from streammeta.controller.journal.snapshots import parse_snapshot_name
-from streammeta.controller.recover.planning import RecoveryPlan
-from streammeta.controller.recover.report import RecoveryError
+from streammeta.controller.recover.planning import RecoveryError, RecoveryPlan
 from streammeta.controller.recover.survivor import Survivor, read_survivor
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.segmented_log import segment_base

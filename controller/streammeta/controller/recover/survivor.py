@@ -25,7 +25,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind, decode_voters
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records
-from streammeta.controller.recover.report import RecoveryError, Report, voters_text
+from streammeta.controller.recover.planning import RecoveryError, Report, voters_text
 from streammeta.controller.runtime.persistence import metadata_checkpoint
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.storage.durable_files import FileSystem, as_binary_io
