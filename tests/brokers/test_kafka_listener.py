@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from streammeta.brokers.kafka.service import listener as module
-from streammeta.brokers.kafka.service.listener import KafkaListener
+from streammeta.brokers.kafka.service import process as module
+from streammeta.brokers.kafka.service.process import KafkaListener
 from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 

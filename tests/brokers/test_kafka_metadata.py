@@ -8,7 +8,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 
-from streammeta.brokers.kafka.calls import admin_calls, topic_calls, topic_changes
+from streammeta.brokers.kafka.calls import admin_calls, topic_calls
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Leader, Topic
 from streammeta.brokers.kafka.cluster.keys import leader_key, topic_key
@@ -76,7 +76,7 @@ async def test_names_and_ids_do_not_multiply_the_work_of_a_request(
 def outage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begin an outage of a cluster's controllers."""
     monkeypatch.setattr(topic_calls, "LOOKUP_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(topic_changes, "CHANGED_WITHIN_S", (0.01, 0.01))
+    monkeypatch.setattr(topic_calls, "CHANGED_WITHIN_S", (0.01, 0.01))
     monkeypatch.setattr("streammeta.brokers.kafka.groups.group_calls.OFFSETS_TIMEOUT_S", 0.01)
     monkeypatch.setattr("streammeta.brokers.kafka.calls.topic_calls.PRODUCER_ID_TIMEOUT_S", 0.01)
 

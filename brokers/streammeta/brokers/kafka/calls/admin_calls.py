@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.kafka.calls.topic_changes import change_all, put_topic
+from streammeta.brokers.kafka.calls.topic_calls import change_all, put_topic
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Topic
 from streammeta.brokers.kafka.cluster.topic_configs import DEFAULTS, LISTS, checked, type_of
