@@ -69,22 +69,15 @@ class SetAside:
         return {key: reason for key, (_, reason) in self._until.items()}
 
 
+@dataclass(eq=False)
 class GroupPlanner:
     """Plans groups of one node's objects, one at a time."""
 
-    def __init__(
-        self,
-        config: CompactionConfig,
-        listing: Listing,
-        indexes: sso_sources.SourceIndexes,
-        set_aside: SetAside,
-        calls: StoreCalls,
-    ) -> None:
-        self._config = config
-        self._calls = calls
-        self._listing = listing
-        self._indexes = indexes
-        self._set_aside = set_aside
+    _config: CompactionConfig
+    _listing: Listing
+    _indexes: sso_sources.SourceIndexes
+    _set_aside: SetAside
+    _calls: StoreCalls
 
     async def plan(self, group: Group, listing: NodeListing) -> PlannedGroup:
         """Plan a group. Raises errors of the controllers."""

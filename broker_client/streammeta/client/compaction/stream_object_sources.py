@@ -69,15 +69,13 @@ class LoadedGroup:
     rest: Group = ()
 
 
+@dataclass(eq=False)
 class SourceLoader:
     """Loads groups of one cluster's objects. `key_of` returns the key of an object id."""
 
-    def __init__(
-        self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig
-    ) -> None:
-        self._calls = calls
-        self._key_of = key_of
-        self._config = config
+    _calls: StoreCalls
+    _key_of: Callable[[int], str]
+    _config: CompactionConfig
 
     async def load(self, stream_id: int, group: Group, moved: Figures) -> LoadedGroup:
         """Load a group, or the first part of it with at most `max_source_entries` entries.

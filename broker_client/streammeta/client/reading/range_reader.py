@@ -13,7 +13,7 @@ import contextlib
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -181,28 +181,21 @@ def _id_of(error: ObjectNotFoundError, namespace: str) -> int:
     return parsed.object_id if isinstance(parsed, OwnKey) else -1
 
 
+@dataclass(eq=False)
 class RangeReader:
     """Reads ranges of streams. A read plans for at most `max_cost` bytes of memory."""
 
-    def __init__(
-        self,
-        namespace: str,
-        slices: SliceCache,
-        source: ObjectSource,
-        fetcher: BlockFetcher,
-        cursors: Cursors,
-        stats: ReaderStats,
-        max_cost: int,
-    ) -> None:
-        self._namespace = namespace
-        self._slices = slices
-        self._source = source
-        self._planner = BlockPlanner(source, with_small_objects=True)
-        self._fetcher = fetcher
-        self._cursors = cursors
-        self._stats = stats
-        self._max_cost = max_cost
-        self._ahead: set[asyncio.Task[None]] = set()
+    _namespace: str
+    _slices: SliceCache
+    _source: ObjectSource
+    _fetcher: BlockFetcher
+    _cursors: Cursors
+    _stats: ReaderStats
+    _max_cost: int
+    _ahead: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._planner = BlockPlanner(self._source, with_small_objects=True)
 
     async def read(self, query: StreamQuery, max_bytes: int) -> Fetched:
         """Read the beginning of `[start, end)`: about `max_bytes` of payload, at least one batch.

@@ -168,16 +168,14 @@ class _Search:
 OBJECTS_PER_PAGE = 5_000
 
 
+@dataclass(eq=False)
 class TimedStreams:
     """Finds offsets of streams by time. Each search looks the stream up again."""
 
-    def __init__(
-        self, lookups: Lookups, source: ObjectSource, fetcher: BlockFetcher, ranges: RangeReader
-    ) -> None:
-        self._lookups = lookups
-        self._source = source
-        self._fetcher = fetcher
-        self._ranges = ranges
+    _lookups: Lookups
+    _source: ObjectSource
+    _fetcher: BlockFetcher
+    _ranges: RangeReader
 
     async def find(
         self, stream_id: int, timestamp_ms: int, bound: Bound, timestamp_of: TimestampOf

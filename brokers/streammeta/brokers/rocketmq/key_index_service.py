@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -86,26 +86,19 @@ class _IndexFile:
         return self.end_ms if self.local is None else self.local.end_ms
 
 
+@dataclass(eq=False)
 class KeyIndexService:
     """Puts and queries over all index files. Create it with `open`."""
 
-    def __init__(
-        self,
-        path: str,
-        store: SegmentStore,
-        shelf: IndexShelf,
-        now_ms: Callable[[], int],
-        sizes: IndexSizes,
-    ) -> None:
-        self._path = path
-        self._store = store
-        self._shelf = shelf
-        self._now_ms = now_ms
-        self._sizes = sizes
-        self._files: dict[int, _IndexFile] = {}
-        self._deleted: dict[int, FileSegment] = {}
-        self._storing = asyncio.Lock()
-        """Held while stored files are written or deleted, one change at a time."""
+    _path: str
+    _store: SegmentStore
+    _shelf: IndexShelf
+    _now_ms: Callable[[], int]
+    _sizes: IndexSizes
+    _files: dict[int, _IndexFile] = field(default_factory=dict, init=False)
+    _deleted: dict[int, FileSegment] = field(default_factory=dict, init=False)
+    _storing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held while stored files are written or deleted, one change at a time."""
 
     @classmethod
     async def open(

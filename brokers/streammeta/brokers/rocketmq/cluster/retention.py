@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streammeta.brokers.rocketmq.cluster.cluster_metadata import MetadataFencedError
 from streammeta.brokers.rocketmq.formats.metadata import Queue
@@ -44,23 +44,16 @@ class Retention:
             raise ValueError(f"check_interval_s is {self.check_interval_s}, expected more than 0")
 
 
+@dataclass(eq=False)
 class Expiry:
     """Expiry of one broker's queues and key index. `now_ms` is the store's own time."""
 
-    def __init__(
-        self,
-        files: Mapping[Queue, MessageFile],
-        index: KeyIndexService,
-        keeper: MetadataKeeper,
-        now_ms: Callable[[], int],
-        retention: Retention,
-    ) -> None:
-        self._files = files
-        self._index = index
-        self._keeper = keeper
-        self._now_ms = now_ms
-        self._retention = retention
-        self._task: asyncio.Task[None] | None = None
+    _files: Mapping[Queue, MessageFile]
+    _index: KeyIndexService
+    _keeper: MetadataKeeper
+    _now_ms: Callable[[], int]
+    _retention: Retention
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Check in the background, now and after each interval, until `stop`."""
