@@ -152,13 +152,10 @@ async def _offsets_by_object(endpoint: str) -> dict[int, int]:
         if response.offset + 1 >= response.high_watermark:
             is_done.set()
 
-    connection = await Http2Connection.connect(endpoint)
-    try:
+    with contextlib.closing(await Http2Connection.connect(endpoint)) as connection:
         request = metadata_pb2.WatchRequest(kinds=[metadata_pb2.ENTITY_KIND_STREAM])
         connection.begin_watch(request, note, is_done.set)
         await asyncio.wait_for(is_done.wait(), REPLAY_WITHIN_S)
-    finally:
-        connection.close()
     return found
 
 

@@ -26,7 +26,7 @@ from scripts.benchmarks.cluster import (
     running_cluster,
     tls_paths,
 )
-from scripts.benchmarks.commit_load import load_commits
+from scripts.benchmarks.committer import load_commits
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.observed_controller import Counters
 from scripts.benchmarks.options import option, seconds

@@ -15,8 +15,7 @@ from typing import Any
 
 import grpc
 
-from scripts.benchmarks.committer import Load, LoadError
-from scripts.benchmarks.http2 import Http2Connection
+from scripts.benchmarks.committer import Connected, Load, LoadError
 from streammeta.controller.grpc_server.server import new_server
 
 PIPELINE, UNARY = "/floor.Floor/Pipeline", "/floor.Floor/Unary"
@@ -147,21 +146,13 @@ async def lead(*, log: str, ports: Sequence[int]) -> None:
 _MESSAGE = bytes(MESSAGE_BYTES)
 
 
-class UnaryFloor:
+class UnaryFloor(Connected):
     """One call for each message."""
 
     def __init__(self, load: Load) -> None:
         if load.in_flight != 1:
             raise ValueError("load.in_flight: the floor accepts one message at a time")
-        self._load = load
-
-    async def open(self) -> None:
-        """Connect."""
-        self._connection = await Http2Connection.connect(self._load.endpoint)
-
-    async def close(self) -> None:
-        """Release the connection."""
-        self._connection.close()
+        super().__init__(load)
 
     async def commit(self, _slot: int) -> None:
         """Send a message and wait for its answer."""

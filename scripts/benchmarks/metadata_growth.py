@@ -1,16 +1,22 @@
 """Cost of metadata as it grows: memory, commits, freezing, checkpoints, restart and reads.
 
 Each size is measured in a separate process (`metadata_probe`), restarts and reads over gRPC on a
-real controller (`metadata_controller`).
+real controller. It is one voter, so that a restart is measured without an election among others.
 """
 
+import asyncio
+import contextlib
+import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from scripts.benchmarks import metadata_controller
-from scripts.benchmarks.figures import Outcome, Progress, Table, Target
+from scripts.benchmarks.cluster import PATIENT, UnhealthyError, find_leader, running_cluster
+from scripts.benchmarks.committer import STEP, Load
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target, latencies
+from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.metadata_probe import (
     COMMITS,
     FOUND_AT_ONCE,
@@ -22,9 +28,13 @@ from scripts.benchmarks.metadata_probe import (
 )
 from scripts.benchmarks.options import option
 from scripts.benchmarks.plots import plot, require_library
-from scripts.benchmarks.processes import run_worker
+from scripts.benchmarks.processes import cpu_s, rss_bytes, run_worker
+from scripts.benchmarks.streammeta_client import UnaryCommitter, fill, get_objects
 
 LARGE = 10_000_000
+CALLS = 1_000
+ANSWER_WITHIN_S = 120.0
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +61,14 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
         progress(f"map: {count} streams and objects")
         size = await run_worker(log, measure_metadata, entities=count, directory=root)
         progress(f"map: restart with {count} streams and objects")
-        sizes.append(size | await metadata_controller.measure_restart(root / f"{count}", count))
+        sizes.append(size | await measure_restart(root / f"{count}", count))
     reads: list[Figures] = []
     for count in settings.set_objects:
         progress(f"map: reads of {count} SSOs")
         reads.append(await run_worker(log, measure_reads, set_objects=count))
     progress(f"map: look-up of {settings.tagged} streams by tag")
     tags: Figures = await run_worker(log, measure_tags, entities=settings.tagged)
-    calls = await metadata_controller.measure_reads(root / "reads", settings.set_objects, progress)
+    calls = await measure_calls(root / "reads", settings.set_objects, progress)
     if settings.plot is not None:
         _draw(settings.plot, sizes, reads)
 
@@ -189,3 +199,86 @@ def _draw(folder: Path, sizes: Sequence[Figures], reads: Sequence[Figures]) -> N
     plot(folder / "map-commits.png", (entities, "ms of CPU a commit"), counts, commits)
     plot(folder / "map-checkpoints.png", (entities, "seconds"), counts, times)
     plot(folder / "map-reads.png", ("SSOs", "ms of CPU a read"), set_objects, lookups)
+
+
+async def measure_restart(root: Path, entities: int) -> dict[str, float]:
+    """Fill a controller's metadata, kill the controller, and start it again.
+
+    Return the time from the start of the process to its first answer to a linearizable read, and
+    the memory of the process after that. `entities` are streams, and as many stream objects.
+    """
+    with running_cluster(root, 1, PATIENT) as cluster:
+        leader = await find_leader(cluster)
+        stream_id = await fill(leader.endpoint, entities)
+        await asyncio.to_thread(cluster.children[1].kill)
+        began = time.monotonic()
+        await asyncio.to_thread(cluster.start, 1)
+        await _first_answer(leader.endpoint, stream_id)
+        restart_s = time.monotonic() - began
+        resident_mb = rss_bytes(cluster.children[1].pid) / 1e6
+    return {"restart_s": round(restart_s, 3), "resident_mb": round(resident_mb, 1)}
+
+
+async def measure_calls(
+    root: Path, set_objects: Sequence[int], progress: Progress
+) -> list[dict[str, float]]:
+    """Measure GetObjects after each of these numbers of SSOs, which ascend."""
+    reads: list[dict[str, float]] = []
+    with running_cluster(root, 1, PATIENT) as cluster:
+        endpoint = (await find_leader(cluster)).endpoint
+        pid = cluster.children[1].pid
+        committer = UnaryCommitter(Load(endpoint=endpoint, ranges=STREAMS_OF_AN_SSO, in_flight=1))
+        await committer.open()
+
+        try:
+            committed = 0
+            for count in set_objects:
+                progress(f"map: reads over gRPC of {count} SSOs")
+                for _ in range(count - committed):
+                    await committer.commit(0)
+                committed = count
+                ids = committer.stream_ids(0)
+                reads += [await _read(endpoint, pid, ids, count, limit) for limit in READ_LIMITS]
+        finally:
+            await committer.close()
+    return reads
+
+
+async def _read(
+    endpoint: str, pid: int, stream_ids: Sequence[int], set_objects: int, limit: int
+) -> dict[str, float]:
+    """Measure GetObjects of one stream, one call at a time."""
+    dice = random.Random(1)
+    times_s: list[float] = []
+    before_s = cpu_s([pid])
+    with contextlib.closing(await Http2Connection.connect(endpoint)) as connection:
+        for _ in range(CALLS):
+            start = dice.randrange(set_objects) * STEP if limit == READ_LIMITS[0] else 0
+            began = time.perf_counter()
+            await get_objects(connection, dice.choice(stream_ids), start, limit)
+            times_s.append(time.perf_counter() - began)
+    found = latencies(times_s)
+
+    return {
+        "set_objects": set_objects,
+        "limit": limit,
+        "p50_ms": found["p50_ms"],
+        "p99_ms": found["p99_ms"],
+        "controller_cpu_us": round((cpu_s([pid]) - before_s) * 1e6 / CALLS, 1),
+    }
+
+
+async def _first_answer(endpoint: str, stream_id: int) -> None:
+    deadline = time.monotonic() + ANSWER_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            with contextlib.closing(await Http2Connection.connect(endpoint)) as connection:
+                async with asyncio.timeout(5.0):
+                    if await get_objects(connection, stream_id, 0, 10):
+                        return
+        except (OSError, Http2Error):
+            await asyncio.sleep(_POLL_S)
+
+    raise UnhealthyError(
+        f"the controller at {endpoint} did not answer within {ANSWER_WITHIN_S:.0f} s of its restart"
+    )

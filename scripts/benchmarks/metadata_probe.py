@@ -15,12 +15,8 @@ from pathlib import Path
 
 from scripts.benchmarks.figures import latencies, percentile
 from scripts.benchmarks.metadata_driver import BATCH_MAX, NODE, TOPIC, MetadataDriver
-from scripts.benchmarks.processes import rss_bytes
-from streammeta.controller.metadata.api.requests import (
-    DeleteStreams,
-    FindStreams,
-    StreamToDelete,
-)
+from scripts.benchmarks.processes import rss_bytes, thread_s
+from streammeta.controller.metadata.api.requests import DeleteStreams, FindStreams, StreamToDelete
 from streammeta.controller.metadata.tables.values import PageRequest
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 
@@ -56,7 +52,7 @@ def measure_metadata(*, entities: int, directory: str) -> Figures:
 
     def commit_s(ranges: int) -> float:
         request = driver.upload(dice.randrange(entities - ranges + 1), ranges)
-        return _timed_s(lambda: driver.commit(request))
+        return thread_s(lambda: driver.commit(request))
 
     for ranges, count in COMMITS.items():
         if ranges <= entities:
@@ -81,7 +77,7 @@ def measure_reads(*, set_objects: int) -> Figures:
             start = 0 if limit > READ_LIMITS[0] else dice.randrange(set_objects) * 10
             driver.read(stream_id, start, limit)
 
-        figures |= _spread(f"read_{limit}", [_timed_s(read) for _ in range(READS)])
+        figures |= _spread(f"read_{limit}", [thread_s(read) for _ in range(READS)])
     return _rounded(figures)
 
 
@@ -89,7 +85,7 @@ def measure_tags(*, entities: int) -> Figures:
     """Measure streams with two tags, one of them common, and their look-up."""
     driver, dice = MetadataDriver(), random.Random(1)
     empty = _resident_bytes()
-    created_s = _timed_s(lambda: driver.add_tagged_streams(entities))
+    created_s = thread_s(lambda: driver.add_tagged_streams(entities))
     figures: Figures = {
         "entities": entities,
         "stream_bytes": (_resident_bytes() - empty) / entities,
@@ -106,11 +102,11 @@ def measure_tags(*, entities: int) -> Figures:
     def find_own() -> None:
         find(("partition", f"{dice.randrange(entities)}"), 0)
 
-    figures |= _spread("find_own", [_timed_s(find_own) for _ in range(READS)])
-    figures |= _spread("find_common", [_timed_s(find_common) for _ in range(READS)])
+    figures |= _spread("find_own", [thread_s(find_own) for _ in range(READS)])
+    figures |= _spread("find_common", [thread_s(find_common) for _ in range(READS)])
     streams = [StreamToDelete(stream_id, -1) for stream_id in range(min(entities, BATCH_MAX))]
     deletion = DeleteStreams(node=NODE, streams=tuple(streams))
-    figures["delete_us"] = _timed_s(lambda: driver.write(deletion)) / len(streams) * 1e6
+    figures["delete_us"] = thread_s(lambda: driver.write(deletion)) / len(streams) * 1e6
     return _rounded(figures)
 
 
@@ -119,7 +115,7 @@ def _freeze(driver: MetadataDriver, commit_s: Callable[[], float]) -> Figures:
     before = [commit_s() * 1000 for _ in range(COMMITS_AROUND)]
     views: list[object] = []
     # The view is kept alive during the next commits, which then pay for copies.
-    freeze_ms = _timed_s(lambda: views.append(driver.metadata.freeze())) * 1000
+    freeze_ms = thread_s(lambda: views.append(driver.metadata.freeze())) * 1000
     after = [commit_s() * 1000 for _ in range(COMMITS_AROUND)]
     views.clear()
     return {
@@ -164,12 +160,6 @@ def _spread(name: str, values_s: list[float]) -> Figures:
 
 def _rounded(figures: Mapping[str, float]) -> Figures:
     return {name: round(value, 4) for name, value in figures.items()}
-
-
-def _timed_s(function: Callable[[], object]) -> float:
-    began = time.thread_time()
-    function()
-    return time.thread_time() - began
 
 
 def _resident_bytes() -> int:

@@ -23,8 +23,8 @@ import aiohttp
 
 from scripts.benchmarks.cluster import find_leader, http_options, running_cluster
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median, percentile
-from scripts.benchmarks.metadata_controller import fill
 from scripts.benchmarks.options import option, seconds
+from scripts.benchmarks.streammeta_client import fill
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client.controllers.methods import PUT_KVS
 from streammeta.client.parts import ControllerClient

@@ -8,13 +8,13 @@ turns, so that memory is equally cold.
 
 import os
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmarks.figures import Outcome, Progress, Table, median
 from scripts.benchmarks.options import option
+from scripts.benchmarks.processes import thread_s
 from streammeta.storage.object_format.index_block import (
     IndexBlock,
     IndexEntry,
@@ -93,7 +93,7 @@ def _measure_coding(payload: int, settings: Settings) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(settings.repetitions):
         for name, run in kinds.items():
-            seconds[name].append(_timed_s(run))
+            seconds[name].append(thread_s(run))
 
     return {
         name: round(settings.volume / median(times) / 1e9, 3) for name, times in seconds.items()
@@ -148,7 +148,7 @@ def _measure_search(entries: int, searches: int) -> float:
         for stream, at in wanted:
             index.find(stream, at, at + 1, 1)
 
-    return round(median([_timed_s(find) for _ in range(5)]) / searches * 1e9, 1)
+    return round(median([thread_s(find) for _ in range(5)]) / searches * 1e9, 1)
 
 
 def _start(ordinal: int) -> int:
@@ -161,9 +161,3 @@ def _index(entries: int) -> IndexBlock:
         for i in range(entries)
     ]
     return decode_index(memoryview(encode_index(listed)), data_size=100 * entries)
-
-
-def _timed_s(run: Callable[[], object]) -> float:
-    began = time.thread_time()
-    run()
-    return time.thread_time() - began

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,13 @@ def cpu_s(pids: Iterable[int], *, with_children: bool = False) -> float:
             if with_children:
                 total += times.children_user + times.children_system
     return total
+
+
+def thread_s(function: Callable[[], object]) -> float:
+    """Return the CPU seconds that this thread needs for a call of `function`."""
+    began = time.thread_time()
+    function()
+    return time.thread_time() - began
 
 
 def rss_bytes(pid: int) -> int:

@@ -6,6 +6,7 @@ together travel in one message, as the product's client sends them.
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any
 from scripts.benchmarks.committer import (
     OBJECT_BYTES,
     STEP,
+    Connected,
     Load,
     LoadError,
     SlotStreams,
@@ -91,23 +93,19 @@ class PreparedIds:
         return self._ids.pop()
 
 
-class _Committer:
+class _Committer(Connected):
     """Connection, open streams and prepared object ids of a load."""
 
     def __init__(self, load: Load) -> None:
-        self._load = load
+        super().__init__(load)
         self._slots: list[OpenSlot] = []
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects."""
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.files)
+        await super().open()
         self._prepared = PreparedIds(self._connection)
         self._slots = await open_slots(self._connection, self._load)
         await self._prepared.fetch(self._load.objects)
-
-    async def close(self) -> None:
-        """Release the connection."""
-        self._connection.close()
 
 
 class UnaryCommitter(_Committer):
@@ -263,19 +261,8 @@ class ProductCommitter(_Committer):
         streams.advance()
 
 
-class Putter:
+class Putter(Connected):
     """PutKVs of one small value, under a key for each slot."""
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-
-    async def open(self) -> None:
-        """Connect."""
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.files)
-
-    async def close(self) -> None:
-        """Release the connection."""
-        self._connection.close()
 
     async def commit(self, slot: int) -> None:
         """Put the slot's value again."""
@@ -367,6 +354,18 @@ def _slot(ids: list[int]) -> OpenSlot:
         epochs,
         length_delimited(1, stream_ids) + length_delimited(2, epochs),
     )
+
+
+async def fill(leader: str, entities: int) -> int:
+    """Add streams, each with a stream object, at the leader's endpoint; return the id of one."""
+    with contextlib.closing(await Http2Connection.connect(leader)) as connection:
+        await register_node(connection)
+        added = 0
+        while added < entities:
+            stream_ids = await open_streams(connection, min(BATCH_MAX, entities - added))
+            await add_stream_objects(connection, stream_ids)
+            added += len(stream_ids)
+    return stream_ids[-1]
 
 
 async def open_streams(connection: Http2Connection, count: int) -> list[int]:

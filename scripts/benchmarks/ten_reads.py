@@ -9,8 +9,7 @@
 
 from typing import Any
 
-from scripts.benchmarks.committer import Load, LoadError
-from scripts.benchmarks.http2 import Http2Connection
+from scripts.benchmarks.committer import Connected, Load, LoadError
 from scripts.benchmarks.peers import jute
 from scripts.benchmarks.peers.etcd_client import EtcdCommitter
 from scripts.benchmarks.peers.zookeeper_client import ZookeeperCommitter
@@ -26,25 +25,25 @@ def _one_at_a_time(load: Load) -> Load:
     return Load(endpoint=load.endpoint, ranges=1, in_flight=1, objects=OBJECTS, tls=load.tls)
 
 
-class StreammetaReads:
+class StreammetaReads(Connected):
     """GetObjects over one connection."""
 
     def __init__(self, load: Load) -> None:
-        self._load = load
+        super().__init__(load)
         self._committer = UnaryCommitter(_one_at_a_time(load))
 
     async def open(self) -> None:
         """Connect and commit ten objects of one stream."""
+        await super().open()
         await self._committer.open()
         for _ in range(OBJECTS):
             await self._committer.commit(0)
         (self._stream_id,) = self._committer.stream_ids(0)
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.files)
 
     async def close(self) -> None:
         """Drop the connections."""
         await self._committer.close()
-        self._connection.close()
+        await super().close()
 
     async def commit(self, _slot: int) -> None:
         """Read all ten."""

@@ -21,14 +21,7 @@ from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from streammeta.client.errors import BrokerClientError
 from tests.backup.test_restore_process import Restoring, is_copied
-from tests.kit.real_cluster import (
-    FAST,
-    describe,
-    leader_of,
-    put,
-    running_cluster,
-    streammeta,
-)
+from tests.kit.real_cluster import FAST, describe, leader_of, put, running_cluster, streammeta
 from tests.kit.waiting import wait_until
 
 BACKUP_INTERVAL_MS = 3_000

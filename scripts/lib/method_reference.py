@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from streammeta.rpc.contract import SERVICES
-from streammeta.rpc.method_facts import (
-    Access,
-    AuditRule,
-    MethodFacts,
-    Retry,
-    Work,
-)
+from streammeta.rpc.method_facts import Access, AuditRule, MethodFacts, Retry, Work
 from streammeta.rpc.methods import METHODS
 from streammeta.tls.identity import Role
 

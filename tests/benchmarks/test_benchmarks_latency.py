@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks import latency, latency_load
-from scripts.benchmarks.latency import ALONE, MANY, OURS, UNARY_ALONE, Settings
-from scripts.benchmarks.latency_load import LOADS
+from scripts.benchmarks import latency
+from scripts.benchmarks.latency import ALONE, LOADS, MANY, OURS, UNARY_ALONE, Settings
 
 
 def _turn(member: str, load: str, number: int, p50_ms: float) -> dict[str, Any]:
@@ -79,15 +78,15 @@ def test_the_table_says_what_was_wanted_and_what_is_not_installed() -> None:
 def test_every_round_goes_through_all_loads_and_begins_with_another() -> None:
     """None is always the first after another's load."""
     members = [
-        latency_load.Member(name=name, kind=name, endpoint="", leader_pid=1, pids=[1])
+        latency.Member(name=name, kind=name, endpoint="", leader_pid=1, pids=[1])
         for name in ("streammeta", "zookeeper", "etcd")
     ]
     seats: Any = [
-        latency_load.Seat(load, member, committer=None)  # type: ignore[arg-type]
+        latency.Seat(load, member, committer=None)  # type: ignore[arg-type]
         for load in LOADS
         for member in members
         if member.kind in load.ways
     ]
-    rounds = [list(latency_load.in_order(seats, number)) for number in range(4)]
+    rounds = [list(latency.in_order(seats, number)) for number in range(4)]
     assert all(len(order) == len(seats) for order in rounds)
     assert {order[0].member.name for order in rounds} == {"streammeta", "zookeeper", "etcd"}

@@ -12,8 +12,7 @@ import pytest
 from scripts.benchmarks import authorization, backup, brokers, latency, overload
 from scripts.benchmarks.baseline import THIS
 from scripts.benchmarks.cluster import VOTERS
-from scripts.benchmarks.commit_load import committer_of
-from scripts.benchmarks.committer import Load
+from scripts.benchmarks.committer import Load, committer_of
 from scripts.benchmarks.floor import MESSAGE_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,11 +25,7 @@ from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.recovery import RecoveryPlan, StreamHistory, Verdict
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_format.record import (
-    RECORD_HEADER_SIZE,
-    RecordBatch,
-    encode_record,
-)
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
 from streammeta.storage.object_store.protocol.base import ObjectInfo
 
 NAMESPACE = "_streammeta_sim"

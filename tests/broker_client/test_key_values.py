@@ -8,14 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import (
-    EntityChange,
-    KeyChange,
-    KeyValue,
-    StreamClient,
-    ValueToPut,
-    Watch,
-)
+from streammeta.client import EntityChange, KeyChange, KeyValue, StreamClient, ValueToPut, Watch
 from streammeta.client.controllers.metadata_watch import MetadataWatch
 from streammeta.client.errors import ChangesLostError, KeyConflictError
 

@@ -25,13 +25,7 @@ from streammeta.client.wal.bucket import ack_lease, sweeping
 from streammeta.client.wal.bucket.failover import FailoverReport, recover_node
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_log.slot import Sealer
-from tests.broker_client.object_log_world import (
-    NAMESPACE,
-    SMALL,
-    SimBroker,
-    World,
-    simulated,
-)
+from tests.broker_client.object_log_world import NAMESPACE, SMALL, SimBroker, World, simulated
 
 
 def seeds(count: int, start: int = 0) -> range:

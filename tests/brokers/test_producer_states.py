@@ -8,10 +8,7 @@ from dataclasses import replace
 import pytest
 
 from streammeta.brokers.partition import meta_map
-from streammeta.brokers.partition.errors import (
-    InvalidProducerEpochError,
-    OutOfOrderSequenceError,
-)
+from streammeta.brokers.partition.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from streammeta.brokers.partition.log import TailCache
 from streammeta.brokers.partition.log_clock import log_clock
 from streammeta.brokers.partition.producer_state import (

@@ -12,11 +12,7 @@ import pytest
 
 from streammeta.brokers.pulsar.formats.object_names import data_name
 from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
-from streammeta.brokers.pulsar.ledger_streams import (
-    COPY_TAG,
-    MANAGED_LEDGER_TAG,
-    LedgerStreams,
-)
+from streammeta.brokers.pulsar.ledger_streams import COPY_TAG, MANAGED_LEDGER_TAG, LedgerStreams
 from streammeta.client import KeyValues
 from streammeta.client.controllers.methods import DELETE_KVS, GET_KVS, PUT_KVS
 from streammeta.client.errors import KeyConflictError, StreamFencedError

@@ -15,10 +15,7 @@ from streammeta.brokers.rocketmq.cluster.segment_view import render
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus, ReadAhead
 from streammeta.brokers.rocketmq.formats.key_index import TimeRange
-from streammeta.brokers.rocketmq.formats.message import (
-    physical_offset_of,
-    queue_offset_of,
-)
+from streammeta.brokers.rocketmq.formats.message import physical_offset_of, queue_offset_of
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, SegmentMetadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile

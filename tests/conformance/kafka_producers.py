@@ -15,13 +15,7 @@ from tests.conformance.shape_facts import AnyOf, Done, Words
 from tests.conformance.shape_sentences import Clause
 from tests.conformance.shape_synonyms import time_in
 from tests.conformance.shape_vocabulary import Answer, Given, Shape
-from tests.conformance.shape_worlds import (
-    NotOfferedError,
-    World,
-    run_steps,
-    sentence_of,
-    verb,
-)
+from tests.conformance.shape_worlds import NotOfferedError, World, run_steps, sentence_of, verb
 from tests.kit.kafka_batches import sequenced
 
 _NOT_OFFERED = re.compile(

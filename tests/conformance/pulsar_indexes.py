@@ -14,10 +14,7 @@ from streammeta.brokers.pulsar.formats.index_block import (
     StreamingIndexBlock,
     place_blocks,
 )
-from streammeta.brokers.pulsar.formats.ledger_values import (
-    LedgerInfo,
-    LedgerMetadata,
-)
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, LedgerMetadata
 from tests.conformance.pulsar_formats import damages
 from tests.conformance.pulsar_values import metadata_of
 from tests.conformance.shape_facts import AnyOf, Fact, Keyed, Refused, Words

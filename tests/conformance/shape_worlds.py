@@ -14,15 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from tests.conformance.conformance_report import ABSENT, Mismatch
-from tests.conformance.shape_facts import (
-    Done,
-    Fact,
-    Number,
-    Refused,
-    match,
-    normal,
-    not_understood,
-)
+from tests.conformance.shape_facts import Done, Fact, Number, Refused, match, normal, not_understood
 from tests.conformance.shape_sentences import Clause, clauses_of, ordinal_of
 from tests.conformance.shape_synonyms import plain_times
 

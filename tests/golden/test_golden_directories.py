@@ -16,14 +16,7 @@ from streammeta.controller.records.codec import decode_records
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.replication.feature_check import check_levels
 from streammeta.controller.runtime.writer.controller import MetadataController
-from tests.golden.golden_directory import (
-    CLUSTER,
-    VOTERS,
-    Facts,
-    open_directory,
-    unpack,
-    versions,
-)
+from tests.golden.golden_directory import CLUSTER, VOTERS, Facts, open_directory, unpack, versions
 from tests.kit.clock import ManualClock
 
 

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.controller.grpc_server.frames import Http2Error
-from streammeta.controller.grpc_server.headers import (
-    Head,
-    HeaderDecoder,
-    literal,
-    status,
-)
+from streammeta.controller.grpc_server.headers import Head, HeaderDecoder, literal, status
 
 REQUEST = [
     (b":method", b"POST"),

@@ -27,15 +27,7 @@ from streammeta.controller.grpc_server.messages import (
     MessageTooLargeError,
     framed,
 )
-from tests.grpc_server.session_client import (
-    Client,
-    greeted,
-    opened,
-    refused,
-    reset,
-    resets,
-    sized,
-)
+from tests.grpc_server.session_client import Client, greeted, opened, refused, reset, resets, sized
 from tests.grpc_server.test_header_blocks import REQUEST, block
 
 

@@ -13,11 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streammeta.controller.errors import (
-    FeatureLevelError,
-    InvalidRequestError,
-    RecoveringError,
-)
+from streammeta.controller.errors import FeatureLevelError, InvalidRequestError, RecoveringError
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.answers import ObjectLists, ObjectSlices
 from streammeta.controller.metadata.api.object_listings import (

@@ -8,9 +8,7 @@ from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
 )
-from streammeta.controller.metadata.tables.values import (
-    PageRequest,
-)
+from streammeta.controller.metadata.tables.values import PageRequest
 from tests.metadata.random_commits import NODE_IDS, RandomDraws
 from tests.metadata.random_requests import NAMES
 from tests.metadata.slow_model_state import State

@@ -24,15 +24,7 @@ from streammeta.controller.metadata.tables.values import (
     RangeColumns,
     column,
 )
-from tests.metadata.small_world import (
-    NODE,
-    NOW,
-    World,
-    batch,
-    merge,
-    stream_objects,
-    upload,
-)
+from tests.metadata.small_world import NODE, NOW, World, batch, merge, stream_objects, upload
 
 STREAM = (r.NewStream(),)
 MANY = 10_001

@@ -26,13 +26,7 @@ from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.undo import undo
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import (
-    OWN,
-    FakeMap,
-    LocalBucket,
-    Scene,
-    own,
-)
+from tests.reconcile.fake_controller import OWN, FakeMap, LocalBucket, Scene, own
 
 LIVE = range(40)
 ORPHANS = range(100, 130)

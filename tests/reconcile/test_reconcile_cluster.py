@@ -23,14 +23,7 @@ from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plans import plan_folder
 from streammeta.storage.object_format.object_key import key_for
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import (
-    COMMITTED,
-    OTHER,
-    FakeMap,
-    LocalBucket,
-    MapObject,
-    own,
-)
+from tests.reconcile.fake_controller import COMMITTED, OTHER, FakeMap, LocalBucket, MapObject, own
 
 _OPTIONS = (
     *("--conf", "spark.sql.shuffle.partitions=2"),

@@ -26,14 +26,7 @@ from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_store.local_files import read_tags
 from tests.kit.waiting import wait_until
-from tests.reconcile.fake_controller import (
-    COMMITTED,
-    OWN,
-    LocalBucket,
-    MapObject,
-    Scene,
-    own,
-)
+from tests.reconcile.fake_controller import COMMITTED, OWN, LocalBucket, MapObject, Scene, own
 from tests.reconcile.test_reconcile_deletion import Bench
 
 ORPHANS = range(100, 108)

@@ -21,14 +21,7 @@ from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, record_batch
 from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.object_format.object_key import key_for
-from tests.reconcile.fake_controller import (
-    COMMITTED,
-    OTHER,
-    OWN,
-    FakeMap,
-    MapObject,
-    own,
-)
+from tests.reconcile.fake_controller import COMMITTED, OTHER, OWN, FakeMap, MapObject, own
 from tests.reconcile.inventories import LONG_AGO_MS, Listed, write_inventory
 
 DAY_MS = 24 * 3_600_000

@@ -18,12 +18,7 @@ from streammeta.controller.snapshot.parquet_export import export_parquet
 from streammeta.reconcile import register
 from streammeta.reconcile.engines.spark_session import job_errors
 from streammeta.reconcile.listing.key_owners import owner_of
-from streammeta.reconcile.listing.shards import (
-    Shard,
-    list_shard,
-    shards_between,
-    shards_of_content,
-)
+from streammeta.reconcile.listing.shards import Shard, list_shard, shards_between, shards_of_content
 from streammeta.reconcile.vocabulary import errors
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import ObjectInfo

@@ -2,13 +2,7 @@
 
 import pytest
 
-from streammeta.tls.identity import (
-    NODE_ID_MAX,
-    IdentityError,
-    Principal,
-    Role,
-    principal_of,
-)
+from streammeta.tls.identity import NODE_ID_MAX, IdentityError, Principal, Role, principal_of
 
 
 @pytest.mark.parametrize(

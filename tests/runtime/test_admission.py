@@ -12,10 +12,7 @@ from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
 )
-from streammeta.controller.metadata.tables.values import (
-    NodeIdentity,
-    PageRequest,
-)
+from streammeta.controller.metadata.tables.values import NodeIdentity, PageRequest
 from streammeta.controller.runtime.load.admission import (
     OPENED_PER_TURN,
     Admission,

@@ -24,13 +24,7 @@ from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.storage.object_store.opening import open_object_store
-from streammeta.v1 import (
-    common_pb2,
-    kv_pb2,
-    objects_pb2,
-    objects_pb2_grpc,
-    streams_pb2,
-)
+from streammeta.v1 import common_pb2, kv_pb2, objects_pb2, objects_pb2_grpc, streams_pb2
 from streammeta.v1.streams_pb2_grpc import StreamServiceStub
 from tests.kit.real_cluster import (
     claims_to_lead,

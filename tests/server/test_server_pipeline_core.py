@@ -6,11 +6,7 @@ import random
 
 import pytest
 
-from streammeta.controller.rpc.services.pipeline_core import (
-    BYTES_AHEAD,
-    ROWS_A_PART,
-    PipelineCore,
-)
+from streammeta.controller.rpc.services.pipeline_core import BYTES_AHEAD, ROWS_A_PART, PipelineCore
 from streammeta.controller.rpc.services.pipeline_messages import (
     DecidedMessage,
     PipelineMessage,

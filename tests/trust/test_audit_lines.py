@@ -7,22 +7,11 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from streammeta.controller.trust.audit import lines
-from streammeta.controller.trust.audit.rules import (
-    LISTED_MAX,
-    listed,
-    refusals,
-    targets,
-)
+from streammeta.controller.trust.audit.rules import LISTED_MAX, listed, refusals, targets
 from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.method_facts import AuditRule, Recorded
 from streammeta.rpc.methods import METHODS, SERVED_METHODS, facts_of
-from streammeta.v1 import (
-    admin_pb2,
-    common_pb2,
-    kv_pb2,
-    nodes_pb2,
-    streams_pb2,
-)
+from streammeta.v1 import admin_pb2, common_pb2, kv_pb2, nodes_pb2, streams_pb2
 from tests.trust.audited_cluster import chained, line
 
 DESCRIPTORS = {

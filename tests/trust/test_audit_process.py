@@ -12,14 +12,7 @@ from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.trust.audit.lines import NAMESPACE
 from streammeta.rpc.methods import METHODS
-from streammeta.v1 import (
-    admin_pb2,
-    common_pb2,
-    kv_pb2,
-    nodes_pb2,
-    objects_pb2,
-    streams_pb2,
-)
+from streammeta.v1 import admin_pb2, common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import (
     controller_command,
