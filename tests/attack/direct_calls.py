@@ -26,9 +26,9 @@ from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.trust.audit.auditor import Auditor
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.contract import SERVICES
-from tests.kit.clock import ManualClock
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
+from tests.kit.waiting import ManualClock
 from tests.trust.trusted_server import CLUSTER, ShownContext
 
 SESSION_TIMEOUT_MS = 9_000

@@ -1,19 +1,35 @@
-"""Benchmarks of one module each, run as briefly as possible: what they measure and count."""
+"""Benchmarks run as briefly as possible: what they measure and count, by names that stay."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scripts.benchmarks import authorization, backup, brokers, latency, overload
+from scripts.benchmarks import (
+    appending,
+    authorization,
+    backup,
+    brokers,
+    latency,
+    object_format,
+    overload,
+    plots,
+    reading,
+    reconcile,
+    reconcile_deletions,
+    reconcile_inputs,
+)
 from scripts.benchmarks.baseline import THIS
 from scripts.benchmarks.cluster import VOTERS
 from scripts.benchmarks.committer import Load, committer_of
+from scripts.benchmarks.figures import BenchmarkError, Outcome
 from scripts.benchmarks.floor import MESSAGE_BYTES
+from streammeta.cli.local.local_cluster import ChildFailedError
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = 5
@@ -115,3 +131,115 @@ async def test_each_message_is_on_two_disks_when_it_is_answered(tmp_path: Path, 
 def test_the_floor_accepts_one_message_at_a_time() -> None:
     with pytest.raises(ValueError, match="in_flight"):
         committer_of("floor-unary", Load(endpoint="", ranges=1, in_flight=2))
+
+
+@pytest.mark.process
+def test_both_calls_are_measured(tmp_path: Path) -> None:
+    settings = appending.Settings(stores=("directory",), streams=3, seconds=0.5)
+    outcome = asyncio.run(appending.measure(tmp_path / "place", settings, lambda _: None))
+    rows = outcome.tables[0].rows
+    assert [row[:2] for row in rows] == [("directory", "append"), ("directory", "append_many")]
+    for name, detail in outcome.details.items():
+        assert detail["acknowledgements"] > 0, name
+        assert detail["paced_per_s"] == pytest.approx(detail["flooded_per_s"] / 10)
+    assert all(value > 0 for value in outcome.figures.values())
+
+
+@pytest.mark.process
+def test_every_way_of_reading_is_measured(tmp_path: Path) -> None:
+    settings = reading.Settings(
+        streams=2, total_mib=1, random_reads=5, tail_commits=2, tail_records=3
+    )
+    said: list[str] = []
+    outcome = asyncio.run(reading.measure(tmp_path / "place", settings, said.append))
+    assert [row[0] for row in outcome.tables[0].rows] == ["sequential", "random", "tailing"]
+    assert all(value > 0 for value in outcome.figures.values())
+    assert outcome.figures["sequential_fetched_mib_per_mib"] >= 1
+    assert outcome.tables[0].rows[0][1] == 1.0
+    assert len(said) == 4
+
+
+def test_every_figure_is_there_and_the_share_is_that_of_the_figures() -> None:
+    settings = object_format.Settings(
+        payloads=(1000,), entries=(1, 50), volume=1_000_000, searches=200
+    )
+    said: list[str] = []
+    outcome = object_format.measure(Path(), settings, said.append)
+    coding = {f"{name}_1000_gb_per_s" for name in ("memcpy", "encode", "encode_crc", "decode")}
+    searching = {f"{name}_{n}_ns" for name in ("find",) for n in (1, 50)}
+    share = "encode_1000_share_of_memcpy"
+    assert outcome.figures.keys() == coding | searching | {share}
+    assert all(value > 0 for value in outcome.figures.values())
+    encode, memcpy = (outcome.figures[f"{name}_1000_gb_per_s"] for name in ("encode", "memcpy"))
+    assert outcome.figures[share] == pytest.approx(encode / memcpy, abs=0.01)
+    assert [len(table.rows) for table in outcome.tables] == [1, 2]
+    assert len(said) == 3
+
+
+def measure(root: Path, settings: reconcile.Settings) -> list[Outcome]:
+    return asyncio.run(reconcile.measure(root, settings, lambda _: None))
+
+
+@pytest.mark.process
+def test_a_plan_is_measured_from_the_start_of_its_process(tmp_path: Path) -> None:
+    settings = reconcile.Settings(keys=(6, 2500), engines=("local",), runs=1)
+    (outcome,) = measure(tmp_path, settings)
+    assert [row[:2] for row in outcome.tables[0].rows] == [(6, "local"), (2500, "local")]
+    for keys in (6, 2500):
+        whole_s = outcome.figures[f"local_{keys}_whole_s"]
+        parts = ("start_s", "listing_s", "join_s")
+        assert 0 < sum(outcome.figures[f"local_{keys}_{part}"] for part in parts) < whole_s
+    assert outcome.figures["local_2500_listing_cpu_us_a_key"] > 0
+    assert outcome.figures["local_2500_driver_mib"] > 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("load", ["join", "inventory"])
+def test_loads_without_a_listing_find_the_same_verdicts(
+    tmp_path: Path, load: reconcile.Load
+) -> None:
+    settings = reconcile.Settings(keys=(300,), engines=("local",), loads=(load,), runs=1)
+    (outcome,) = measure(tmp_path, settings)
+    assert outcome.figures[f"local_{load}_300_join_s"] > 0
+
+
+def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ChildFailedError, match="'none'"):
+        asyncio.run(reconcile.run_once(tmp_path, "join", "none", ("", tmp_path), 6))
+
+
+@pytest.mark.process
+def test_the_join_is_measured_beside_a_database_on_the_same_tables(tmp_path: Path) -> None:
+    (outcome,) = measure(tmp_path, reconcile.Settings(joined=(300,), runs=1))
+    assert [row[:2] for row in outcome.tables[0].rows] == [
+        (300, name) for name in reconcile.JOINED_ENGINES
+    ]
+    assert all(outcome.figures[f"{name}_300_peak_mib"] > 1 for name in reconcile.JOINED_ENGINES)
+    reconcile_inputs.write_tables(tmp_path / "other", 300)
+    (tmp_path / "other" / "map" / "objects.parquet").unlink()
+    with pytest.raises(BenchmarkError, match="'orphan': 300"):
+        asyncio.run(reconcile.run_once(tmp_path, "join", "local", ("", tmp_path / "other"), 300))
+
+
+@pytest.mark.process
+def test_deletions_are_measured_against_a_server(tmp_path: Path) -> None:
+    outcome = reconcile_deletions.measure(tmp_path, 1_500, 1, lambda _: None)
+    assert outcome.figures["deletions_per_s"] > 0
+    assert outcome.figures["deletions_cpu_us_a_key"] > 0
+    requests = outcome.figures["deletions_requests_per_1000"]
+    assert 2 / 1.5 <= requests - 1_000 < 20, "besides one read of each"
+    assert outcome.figures["deletions_questions_per_1000"] == pytest.approx(19 / 1.5, abs=0.01)
+
+
+def test_plots_without_their_library_fail_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_import(name: str) -> None:
+        raise ImportError(name)
+
+    settings = reconcile.Settings(
+        loads=("inventory",), keys=(10,), engines=("local",), runs=1, plot=tmp_path / "plots"
+    )
+    monkeypatch.setattr(importlib, "import_module", fail_import)
+    with pytest.raises(plots.PlotError, match="matplotlib"):
+        asyncio.run(reconcile.measure(tmp_path, settings, lambda _: pytest.fail("a run")))

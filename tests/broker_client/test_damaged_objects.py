@@ -20,8 +20,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import common_pb2
-from tests.kit.built_objects import ObjectBuilder
-from tests.kit.damage import damage
+from tests.kit.built_objects import ObjectBuilder, damage
 from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "n"

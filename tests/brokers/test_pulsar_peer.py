@@ -25,7 +25,7 @@ from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_offload import MemoryLedger
-from tests.kit.java_peers import JavaPeer, java_peer
+from tests.kit.tools import JavaPeer, java_peer
 from tests.storage.s3_servers import S3Endpoint, running_moto
 
 pytestmark = [pytest.mark.process, pytest.mark.s3]

@@ -32,9 +32,9 @@ from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace
 from streammeta.brokers.rocketmq.segments.storage import TimeBounds
 from streammeta.client import StreamClient
 from tests.brokers.rocketmq_messages import HOST, STORED_MS, LocalMessages, key, message, tags
-from tests.kit.java_peers import JavaPeer, java_peer
 from tests.kit.memory_stores import MemoryKeeper
 from tests.kit.real_cluster import raise_level, running_cluster
+from tests.kit.tools import JavaPeer, java_peer
 
 pytestmark = pytest.mark.process
 QUEUE = Queue("b", "P", 0)

@@ -34,12 +34,12 @@ from streammeta.v1 import admin_pb2
 from tests.compaction.compaction_steps import DirectChannel, Steps
 from tests.fake_bucket import FAKE_UUID
 from tests.kit.built_objects import BuiltObject, ObjectBuilder
-from tests.kit.clock import ManualClock
 from tests.kit.grpc_servers import served
 from tests.kit.local_calls import LocalServices
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import ManualClock
 
 TTL_MS = 3_600_000
 BASE_TIME_MS = 5_000_000

@@ -18,7 +18,7 @@ from tests.compaction.test_stream_object_compaction_output import (
     world_of,
 )
 from tests.compaction.test_stream_object_compaction_output import compacted as compacted_stream
-from tests.kit.damage import damage
+from tests.kit.built_objects import damage
 
 
 def blocks_of(data: bytes) -> list[tuple[int, int]]:

@@ -27,9 +27,9 @@ from tests.conformance.shape_facts import Done
 from tests.conformance.shape_sentences import Clause, number_of, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import NotOfferedError, World, attempt, run_steps, verb
-from tests.kit.clock import ManualClock
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.memory_streams import MemoryStreams, StreamTable
+from tests.kit.waiting import ManualClock
 
 _TRANSACTIONS = re.compile(
     r"transact|abort|commit marker|\btxn|coordinator|hand-?off|handover", re.IGNORECASE

@@ -30,8 +30,8 @@ from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from tests.conformance.map_rows import MetadataRows
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import MemoryLog
+from tests.kit.waiting import ManualClock
 
 _CHECKS = (
     (SectionChecker, "check"),

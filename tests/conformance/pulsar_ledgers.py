@@ -15,8 +15,8 @@ from tests.conformance.pulsar_offload import MemoryLedger
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Words, is_word, normal
 from tests.conformance.shape_sentences import Clause, number_of, ordinal_of
 from tests.conformance.shape_worlds import World, verb
-from tests.kit.clock import ManualClock
 from tests.kit.memory_stores import MemoryListStore
+from tests.kit.waiting import ManualClock
 
 NOW_MS = 1_700_000_000_000
 NAMES = (

@@ -13,8 +13,8 @@ from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexSe
 from streammeta.brokers.rocketmq.message_file import CommitLogFile, FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, FlatFilePlace
 from streammeta.brokers.rocketmq.segments.storage import SegmentStore, SegmentWriteError, TimeBounds
-from tests.kit.clock import ManualClock
 from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore, MemoryShelf
+from tests.kit.waiting import ManualClock
 
 NOW_MS = 1_700_000_000_000
 QUEUE = Queue("broker", "TopicTest", 0)

@@ -22,8 +22,8 @@ from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, take_steps
 from tests.conformance.shape_worlds import World, run_steps, verb
-from tests.kit.clock import ManualClock
 from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf
+from tests.kit.waiting import ManualClock
 
 BEGIN_MS = 1_700_000_000_000
 SLOTS, ITEMS = 5, 20

@@ -21,7 +21,7 @@ from tests.conformance.live_controller import LiveController, OverloadWorld
 from tests.conformance.map_rows import MetadataRows
 from tests.conformance.scenario_args import Args
 from tests.conformance.storage_world import StorageWorld
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 
 SERVICE = values.NodeIdentity(999, 0)
 """Makes the calls that the scenarios make without a node; ids below 1000 are never issued."""

@@ -17,7 +17,7 @@ from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.sweeps import Expiry
 from streammeta.storage.object_format.object_key import key_for
 from tests.conformance.live_controller import LiveController
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 from tests.lifecycle.lifecycle_world import RecordingStore
 
 NAMESPACE = "DEFAULT"

@@ -13,7 +13,7 @@ _OPTIONS = Parsed("leaves options out")
 _MEMBERS = Parsed("needs four controllers; tests/server changes the voters by these commands")
 _SPARK = Parsed("needs a cluster of Spark; tests/reconcile runs the job and the sources")
 _FAR_BUCKET = Parsed("has a bucket of S3; tests/backup runs these commands on one of its own")
-_JAVA = RanBy("tests/docs/test_java_example.py::test_java_blocks_are_parts_of_the_examples")
+_JAVA = RanBy("tests/docs/test_code_blocks.py::test_java_blocks_are_parts_of_the_examples")
 _GO_PAGE = "tests/clients/test_client_scenarios.py::test_the_lines_of_the_page_on_go_run"
 _PLUG_IN = Drawn("settings of a broker, which the tests of its plug-in use")
 _OUTPUT = Drawn("output")
@@ -178,7 +178,7 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     },
     "docs/protocol.md": {
         '{"loadBalancingConfig"': RanBy(
-            "tests/server/test_leader_health.py::test_a_stock_client_reaches_the_leader_by_its_health"
+            "tests/server/test_server_failover.py::test_a_stock_client_reaches_the_leader_by_its_health"
         ),
     },
     "docs/reconciliation.md": {

@@ -1,12 +1,15 @@
-"""Code blocks of the documentation's pages, and the words of the commands in them."""
+"""Code blocks of the documentation's pages, and their entries in the table of blocks."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.docs.block_kinds import Kind
+from tests.docs.block_table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,3 +95,41 @@ def streammeta_commands(line: str) -> list[list[str]]:
         for at, word in enumerate(words)
         if _PROGRAM.fullmatch(word) and (at == 0 or words[at - 1] == "--")
     ]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The kind of each block in the order of the table, and sentences about what has no partner."""
+
+    kinds: Mapping[Block, Kind]
+    problems: Sequence[str]
+
+
+def find_entries(found: Sequence[Block], table: Mapping[str, Mapping[str, Kind]]) -> Entries:
+    """Find the entry of each block; a block without one is a problem, and so is the reverse."""
+    left = list(found)
+    kinds: dict[Block, Kind] = {}
+    problems: list[str] = []
+    for page, entries in table.items():
+        for key, kind in entries.items():
+            begins = " ".join(re.sub(r" \(\d\)$", "", key).split())
+            block = next((b for b in left if b.page == page and _text(b).startswith(begins)), None)
+            if block is None:
+                problems.append(f"block_table.py: no block of {page} begins with {key!r}")
+                continue
+            kinds[block] = kind
+            left.remove(block)
+    problems += [
+        f"{block} has no entry in block_table.py; say how it is tested: {_text(block)[:60]!r}"
+        for block in left
+    ]
+    return Entries(kinds, problems)
+
+
+def entries_of_pages() -> Entries:
+    """Return the entries of all pages but the generated one."""
+    return find_entries([block for block in blocks() if block.page != GENERATED], TABLE)
+
+
+def _text(block: Block) -> str:
+    return " ".join(block.text.replace("\\\n", " ").split())

@@ -1,4 +1,4 @@
-"""Every code block of README and docs is in the table, and is at least sound by itself."""
+"""Every code block of README and docs is in the table and sound; Java is from the examples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import subprocess
+import textwrap
 import tomllib
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,8 +22,16 @@ import yaml
 from streammeta.cli.local.dev_command import PORT_COUNT
 from streammeta.cli.root import cli
 from tests.docs.block_kinds import Drawn, Kind, Parsed, Ran, RanBy
-from tests.docs.code_blocks import GENERATED, ROOT, Block, blocks, commands, streammeta_commands
-from tests.docs.entries import entries_of_pages, find_entries
+from tests.docs.code_blocks import (
+    GENERATED,
+    ROOT,
+    Block,
+    blocks,
+    commands,
+    entries_of_pages,
+    find_entries,
+    streammeta_commands,
+)
 
 ENTRIES = entries_of_pages()
 EXAMPLES = [b for b in blocks() if b.page == GENERATED and b.text.startswith("Example")]
@@ -163,3 +172,14 @@ def test_a_reason_is_given_and_files_it_names_exist() -> None:
     assert all(len(reason) > 10 for reason in reasons)
     for path in re.findall(r"tests/\w+", " ".join(reasons)):
         assert Path(ROOT / path).is_dir(), path
+
+
+JAVA_EXAMPLES = [
+    path.read_text() for path in (ROOT / "clients/java/streammeta-example/src/main").rglob("*.java")
+]
+
+
+@pytest.mark.parametrize("block", [b for b in blocks() if b.language == "java"], ids=str)
+def test_java_blocks_are_parts_of_the_examples(block: Block) -> None:
+    lines = textwrap.indent(block.text.strip("\n"), 8 * " ", lambda line: bool(line.strip()))
+    assert any(lines in example for example in JAVA_EXAMPLES)

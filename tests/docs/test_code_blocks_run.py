@@ -22,8 +22,7 @@ import pytest
 from streammeta.cli.local.local_cluster import Child, free_ports, start_child, taken_ports
 from tests.docs.block_kinds import Ran
 from tests.docs.block_settings import NODE_IDS, SETTINGS
-from tests.docs.code_blocks import ROOT, Block, commands
-from tests.docs.entries import entries_of_pages
+from tests.docs.code_blocks import ROOT, Block, commands, entries_of_pages
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -17,7 +17,7 @@ from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.replication.feature_check import check_levels
 from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.golden.golden_directory import CLUSTER, VOTERS, Facts, open_directory, unpack, versions
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 
 
 class Opened(NamedTuple):

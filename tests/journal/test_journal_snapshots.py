@@ -13,8 +13,8 @@ from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.voters import VoterSet
 from tests.journal import journal_tools as tools
-from tests.kit.clock import ManualClock
 from tests.kit.crash_disk import CrashDisk
+from tests.kit.waiting import ManualClock
 
 BATCHES = [
     tools.batch(0, 1, b"one", b"two"),

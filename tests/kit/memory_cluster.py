@@ -30,8 +30,7 @@ from streammeta.controller.runtime.persistence.metadata_checkpoint import snapsh
 from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
-from tests.kit.clock import SkippingClock
-from tests.kit.waiting import until
+from tests.kit.waiting import SkippingClock, until
 
 CLUSTER = ClusterId("test")
 BROKER = NodeIdentity(1007, 1)

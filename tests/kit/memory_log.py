@@ -16,7 +16,7 @@ from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.controller.runtime.writer.controller import MetadataController
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 
 
 class MemoryLog:

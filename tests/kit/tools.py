@@ -1,8 +1,10 @@
-"""Programs of other projects that tests run: on PATH, or where `scripts/fetch_tools` puts them."""
+"""Programs of other projects that tests run, and released Java classes as their peers."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,41 @@ def path_of(name: str) -> str:
     found = program(name)
     assert found is not None, name
     return found
+
+
+_ROOT = Path(__file__).parent.parent.parent
+_PEERS = _ROOT / "tests" / "interop"
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class JavaPeer:
+    """A compiled `Peer.java` of tests/interop, with the classes it needs."""
+
+    classpath: str
+
+    def run(self, *words: str) -> list[str]:
+        """Run it; return the lines of its standard output."""
+        command = ["java", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-cp", self.classpath, "Peer"]
+        done = subprocess.run(
+            [*command, *words], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout.splitlines()
+
+
+def java_peer(name: str, classes: Path) -> JavaPeer:
+    """Compile a peer into `classes`; the test is skipped if something it needs is not there."""
+    fetched = _ROOT / ".java" / f"{name}-classpath"
+    if not fetched.exists():
+        pytest.skip(f"classes of {name} are not there: run ./scripts/fetch_peers")
+    for program in ("java", "javac"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not on PATH: install a JDK")
+    jars = fetched.read_text().strip()
+    missing = [one for one in jars.split(":") if not Path(one).exists()]
+    if missing:
+        pytest.skip(f"{missing[0]} is gone: run ./scripts/fetch_peers")
+    source = _PEERS / name / "Peer.java"
+    subprocess.run(["javac", "-cp", jars, "-d", str(classes), str(source)], check=True)
+    return JavaPeer(f"{classes}:{jars}")

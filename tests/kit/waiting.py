@@ -1,9 +1,11 @@
-"""Waiting for a condition: the test fails if it does not hold within a minute."""
+"""Waiting for a condition at most a minute, and clocks: one that tests move, and a skewed one."""
 
 import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+
+from streammeta.controller.runtime.clock import SystemClock
 
 PATIENCE_S = 60.0
 """No test fails sooner, however busy the machine is."""
@@ -32,3 +34,32 @@ async def until(
             return
         assert time.monotonic() < deadline, f"not within {patience_s:.0f} s: {what}"
         await asyncio.sleep(0.002)
+
+
+class ManualClock:
+    """Monotonic and wall time that stand still until the test moves them.
+
+    Wall time is ahead of monotonic time by `wall_ahead_ms`, which a test may change.
+    """
+
+    def __init__(self, now_ms: int = 1_000_000, wall_ahead_ms: int = 0) -> None:
+        self.now_ms = now_ms
+        self.wall_ahead_ms = wall_ahead_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms + self.wall_ahead_ms
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+
+
+class SkippingClock(SystemClock):
+    """The machine's clock, ahead by as much as the test has skipped."""
+
+    skipped_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.skipped_ms

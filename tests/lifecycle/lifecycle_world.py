@@ -21,9 +21,9 @@ from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import ManualClock
 
 NAMESPACE = "_streammeta_test"
 BROKER = v.NodeIdentity(1001, 1)

@@ -19,7 +19,7 @@ from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.controller.runtime.replication.log_time import JUMP_MS, LogTime
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.steady_time import REPORTED_JUMP_MS
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 from tests.lifecycle.test_lifecycle_ahead import deleting, key_of, stream_data
 

@@ -12,8 +12,8 @@ from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import ObjectInfo
-from tests.kit.clock import ManualClock
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import ManualClock
 from tests.lifecycle.lifecycle_world import NAMESPACE, A, Cluster, running
 
 INTERVAL_MS = 5

@@ -11,8 +11,8 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries import limits
 from streammeta.controller.metadata.tables.values import NodeIdentity, PageRequest
 from streammeta.controller.runtime.writer.controller import MetadataController
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import NODE, MemoryLog, committed, create
+from tests.kit.waiting import ManualClock
 from tests.metadata.map_pair import Pair
 from tests.metadata.rich_history import SEEDS, histories, history
 

@@ -1,9 +1,13 @@
-"""Tables and the object directory: rows never move, free ones are used again, all is found."""
+"""Tables, the object directory and sorted keys: rows never move, free ones are used again."""
+
+from random import Random
 
 import numpy as np
 import pytest
 
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.registries import kv
+from streammeta.controller.metadata.registries.kv import SortedKeys
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
 from streammeta.controller.metadata.registries.object_indexes import ExpiryIndex
 from streammeta.controller.metadata.tables import tables
@@ -315,3 +319,21 @@ def test_a_write_to_several_columns_keeps_the_views_of_all_of_them() -> None:
         assert not view.column("a").any()
         assert not view.column("b").any()
     assert table.cells(("a", "b"), 9_000) == [2, 4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_range_is_counted_as_a_scan_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "RUN_KEYS", 4)
+    rng = Random(seed)
+    keys, plain = SortedKeys(), set[tuple[str, str]]()
+    assert keys.count(("", ""), ("z", "")) == 0
+    for _ in range(300):
+        key = (rng.choice("ab"), f"{rng.randrange(60):02}")
+        if key in plain:
+            plain.remove(key)
+            keys.remove(key)
+        else:
+            plain.add(key)
+            keys.add(key)
+        low, high = ((rng.choice("abc"), f"{rng.randrange(61):02}") for _ in range(2))
+        assert keys.count(low, high) == sum(low <= each < high for each in plain)

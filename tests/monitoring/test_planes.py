@@ -26,7 +26,7 @@ from tests.monitoring.metrics_table import series_names
 from tests.monitoring.planes import Planed, Planes, running
 from tests.trust.replaced_files import Placed
 from tests.trust.test_tls_cluster import hears
-from tests.trust.test_tls_refusals import SOUND
+from tests.trust.test_tls_files import SOUND
 
 pytestmark = pytest.mark.process
 

@@ -31,7 +31,7 @@ from tests.monitoring.metrics_table import written
 from tests.monitoring.planes import Planed, Planes, limit_files, running
 from tests.monitoring.prometheus import BROKERS, JOB, Prometheus, scraping
 from tests.trust.replaced_files import Placed
-from tests.trust.test_tls_refusals import SOUND
+from tests.trust.test_tls_files import SOUND
 
 pytestmark = [
     pytest.mark.process,

@@ -9,17 +9,20 @@ Example: python -m tests.mutants.trial vote-kept-in-memory
 
 import argparse
 import contextlib
+import importlib.abc
+import importlib.machinery
 import io
 import json
 import os
 import re
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import CodeType, ModuleType
 
-from tests.mutants import patching
-from tests.mutants.mutant import Mutant, Simulated, Tested
+from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
 _SLIPS = ("AttributeError", "ImportError", "IndexError", "KeyError", "NameError", "TypeError")
 """What a careless edit leads to; it would be caught by anything, and so proves nothing."""
@@ -43,7 +46,7 @@ def try_mutant(mutant: Mutant, *, unchanged: bool, seeds: range | None = None) -
     """Make the mutant's edits, unless `unchanged`, and run what should catch it."""
     started = time.monotonic()
     if not unchanged:
-        patching.install(mutant.edits)
+        install(mutant.edits)
     match mutant.caught_by:
         case Simulated(profile=profile, seeds=own_seeds):
             seed, runs, how = _simulate(profile, own_seeds if seeds is None else seeds)
@@ -105,3 +108,49 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def install(edits: Iterable[Edit]) -> None:
+    """Edit modules as they are imported from now on; they must not be imported yet.
+
+    Raises ValueError if one is, or if an edit does not fit its module.
+    """
+    by_module: dict[str, list[Edit]] = {}
+    for edit in edits:
+        by_module.setdefault(edit.module, []).append(edit)
+    for module in by_module:
+        if module in sys.modules:
+            raise ValueError(f"{module} is imported already; edits need a fresh process")
+    sys.meta_path.insert(0, _EditingFinder(by_module))
+    for module in by_module:
+        importlib.import_module(module)
+
+
+class _EditingLoader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, edits: Sequence[Edit]) -> None:
+        super().__init__(name, path)
+        self._edits = edits
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_source(fullname)
+        assert source is not None
+        for edit in self._edits:
+            source = edit.apply(source)
+        code: CodeType = compile(source, self.path, "exec", dont_inherit=True)
+        return code
+
+
+class _EditingFinder(importlib.abc.MetaPathFinder):
+    def __init__(self, edits: dict[str, list[Edit]]) -> None:
+        self._edits = edits
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._edits:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None:
+            return None
+        spec.loader = _EditingLoader(fullname, spec.origin, self._edits[fullname])
+        return spec

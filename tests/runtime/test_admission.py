@@ -24,7 +24,7 @@ from streammeta.controller.runtime.load.admission import (
 )
 from streammeta.rpc.method_facts import RequestClass
 from streammeta.rpc.methods import facts_of
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 
 SMALL = dict.fromkeys(RequestClass, ClassLimits(running=2, waiting=3))
 

@@ -12,8 +12,8 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.runtime.persistence import checkpointer
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import MemoryLog, committed, create, leading, new_follower, submit
+from tests.kit.waiting import ManualClock
 
 LIMITS = checkpointer.CheckpointLimits(log_bytes=100, interval_ms=1_000, retry_ms=50)
 

@@ -15,7 +15,6 @@ from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.runtime.persistence import state_hashes
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, NotCaughtUpError
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import (
     NODE,
     REGISTER,
@@ -27,6 +26,7 @@ from tests.kit.memory_log import (
     new_follower,
     submit,
 )
+from tests.kit.waiting import ManualClock
 
 
 async def test_an_answer_waits_for_its_commit() -> None:

@@ -10,8 +10,8 @@ from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.requests import ClaimBucket, DescribeStreams, PutKVs
 from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.storage.cluster_files.bucket_marker import LEASE_MS
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading, submit
+from tests.kit.waiting import ManualClock
 
 
 class Leased:

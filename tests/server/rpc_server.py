@@ -20,10 +20,10 @@ from streammeta.controller.trust.audit.auditor import Auditor
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
-from tests.kit.clock import ManualClock
 from tests.kit.grpc_servers import served
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
+from tests.kit.waiting import ManualClock
 
 CLUSTER_ID = "here"
 NODE = common_pb2.NodeIdentity(node_id=1000, node_epoch=1)

@@ -19,7 +19,7 @@ from streammeta.rpc.failures import read_failure
 from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 from tests.server.rpc_server import NODE, Rpcs, serving
 from tests.trust.trusted_server import CLUSTER, shown
 

@@ -21,7 +21,7 @@ from streammeta.rpc import methods
 from streammeta.rpc.method_facts import Recorded
 from streammeta.v1 import common_pb2, nodes_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 from tests.trust.test_audit_calls import MemoryWriter
 from tests.trust.test_rules import CALLERS
 from tests.trust.trusted_server import CLUSTER, PLAIN_TEXT, shown

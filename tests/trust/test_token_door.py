@@ -30,7 +30,7 @@ from streammeta.controller.trust.tokens import LEEWAY_S
 from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
-from tests.kit.clock import ManualClock
+from tests.kit.waiting import ManualClock
 from tests.trust.test_audit_calls import MemoryWriter
 from tests.trust.test_rules import methods
 from tests.trust.token_issuer import Issuer, bearing

@@ -17,9 +17,9 @@ from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.tls.identity import Principal
 from tests.kit.certificates import Authority
-from tests.kit.clock import ManualClock
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
+from tests.kit.waiting import ManualClock
 from tests.server.rpc_server import SESSION_TIMEOUT_MS, Rpcs
 
 CLUSTER = "test"

@@ -1,6 +1,7 @@
-"""Rolling upgrades under load: any order, back again before the level is raised, never after."""
+"""Rolling upgrades under load and faults: any order, back before the level is raised, not after."""
 
 import itertools
+import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.controller.features import SUPPORTED
+from tests.chaos.chaos_run import run_chaos
 from tests.kit.real_cluster import leader_of, writes_going_on
 from tests.upgrade.mixed_cluster import (
     MixedCluster,
@@ -109,3 +111,19 @@ def test_any_order_of_upgrades(tmp_path: Path, order: tuple[int, ...], comes_bac
         raise_level(cluster, LEVEL)
         expect_level(cluster)
         expect_equal_maps(cluster)
+
+
+SECONDS = 20.0
+OLDER = "tests.upgrade.older_small_segments"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("older", [(1,), (1, 2)], ids=["a minority", "a majority"])
+def test_faults_lose_nothing_between_two_versions(tmp_path: Path, older: tuple[int, ...]) -> None:
+    modules = dict.fromkeys(older, OLDER)
+    report = run_chaos(tmp_path, random.randrange(1 << 31), 3, SECONDS, modules)
+
+    assert report.acknowledged > 0
+    assert sum(report.faults.values()) > 3
