@@ -98,7 +98,7 @@ class Controller:
         for method in METHODS:
             path = f"/{method.containing_service.full_name}/{method.name}"
             details: Any = SimpleNamespace(method=path)
-            found = (one.service(details) for one in services)
+            found = (service.service(details) for service in services)
             self._handlers[method.full_name] = next(filter(None, found))
 
     async def call(self, method: MethodDescriptor, data: bytes, context: DirectContext) -> Any:

@@ -141,12 +141,12 @@ def attackable(root: Path, authority: Authority | None) -> Iterator[Scene]:
     http = [f"127.0.0.1:{port}" for port in free_ports(3)]
     cluster = LocalCluster(
         *(root, "test", f"file://{root}/bucket", free_ports(3), _QUIET),
-        own_options={each: ("--http-listen", http[each - 1]) for each in (1, 2, 3)},
+        own_options={node_id: ("--http-listen", http[node_id - 1]) for node_id in (1, 2, 3)},
         starter=start_warm,
     )
     broker = admin = monitor = None
     if authority is not None:
-        cluster.tls = {each: authority.issue(f"controller/{each}") for each in cluster.node_ids}
+        cluster.tls = {node: authority.issue(f"controller/{node}") for node in cluster.node_ids}
         broker, admin = authority.issue("broker/1007"), authority.issue("admin/alice")
         monitor = authority.issue("monitor/m")
     try:

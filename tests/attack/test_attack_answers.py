@@ -68,7 +68,7 @@ async def test_one_large_value_asked_for_thousands_of_times_is_refused_or_cut_of
     assert await rpcs.refusal("KVService/GetKVs", request) == refused("keys")
     request.may_stop = True
     answer = await rpcs.ask(request)
-    assert [len(each.value) for each in answer.results] == [_MIB] * 3
+    assert [len(result.value) for result in answer.results] == [_MIB] * 3
     assert answer.ByteSize() <= ANSWER_BYTES
 
 
@@ -77,10 +77,10 @@ async def test_large_values_are_listed_in_pages_of_a_few(rpcs: Rpcs) -> None:
     request = kv_pb2.ListKVsRequest()
     request.page.page_size = 10_000
     found, largest = await all_pages(rpcs, request, lambda answer: answer.entries)
-    assert [each.key for each in found] == keys
+    assert [object_.key for object_ in found] == keys
     assert largest <= ANSWER_BYTES
     request = kv_pb2.ListKVsRequest(keys_only=True)
-    assert [each.key for each in (await rpcs.ask(request)).entries] == keys
+    assert [entry.key for entry in (await rpcs.ask(request)).entries] == keys
 
 
 async def test_long_names_of_namespaces_are_listed_in_pages(rpcs: Rpcs) -> None:
@@ -104,10 +104,10 @@ async def test_values_in_the_way_and_deleted_values_are_not_sent_back_without_bo
     delete = kv_pb2.DeleteKVsRequest(keys=[kv_pb2.KVKey(key=key) for key in keys])
     assert await rpcs.refusal("KVService/DeleteKVs", delete) == refused("keys")
     listed = (await rpcs.ask(kv_pb2.ListKVsRequest(keys_only=True))).entries
-    assert [each.key for each in listed] == keys
+    assert [object_.key for object_ in listed] == keys
     for part in (keys[:3], keys[3:]):
         delete = kv_pb2.DeleteKVsRequest(keys=[kv_pb2.KVKey(key=key) for key in part])
-        assert [each.error for each in (await rpcs.ask(delete)).results] == [0] * 3
+        assert [result.error for result in (await rpcs.ask(delete)).results] == [0] * 3
 
 
 async def test_thousands_of_queries_of_a_long_stream_are_refused_or_cut_off(rpcs: Rpcs) -> None:
@@ -131,7 +131,7 @@ async def test_thousands_of_queries_of_a_long_stream_are_refused_or_cut_off(rpcs
     answer = await rpcs.ask(request)
     assert answer.ByteSize() <= ANSWER_BYTES
     assert 1 < len(answer.results) < 100
-    assert {len(each.objects) for each in answer.results} == {1_000}
+    assert {len(result.objects) for result in answer.results} == {1_000}
 
 
 async def test_many_small_queries_are_answered_by_one_call(rpcs: Rpcs) -> None:
@@ -150,7 +150,7 @@ async def test_many_nodes_with_long_configurations_are_described_in_pages(rpcs: 
     )
     request = nodes_pb2.GetNodesRequest(page=common_pb2.PageRequest(page_size=10_000))
     found, largest = await all_pages(rpcs, request, lambda answer: answer.nodes)
-    assert [each.node_id for each in found] == list(range(300))
+    assert [node.node_id for node in found] == list(range(300))
     assert largest <= ANSWER_BYTES
 
 
@@ -167,7 +167,7 @@ async def test_streams_with_many_long_tags_are_described_in_pages(rpcs: Rpcs) ->
     request = streams_pb2.DescribeStreamsRequest()
     request.page.page_size = 10_000
     found, largest = await all_pages(rpcs, request, lambda answer: answer.streams)
-    assert [each.stream_id for each in found] == created
+    assert [stream.stream_id for stream in found] == created
     assert largest <= ANSWER_BYTES
 
 

@@ -230,12 +230,12 @@ async def test_connections_to_http_leave_the_log_and_the_peers_their_descriptors
     tmp_path: Path, authority: Authority
 ) -> None:
     """They come from several hosts, and half of them show the stolen certificate of a broker."""
-    tls = {each: authority.issue(f"controller/{each}") for each in (1, 2, 3)}
+    tls = {node_id: authority.issue(f"controller/{node_id}") for node_id in (1, 2, 3)}
     http = [f"127.0.0.1:{port}" for port in free_ports(3)]
     cluster = LimitedHttpCluster(
         *(tmp_path, "test", stored(tmp_path), free_ports(3), FAST),
         tls=tls,
-        own_options={each: ("--http-listen", http[each - 1]) for each in tls},
+        own_options={node_id: ("--http-listen", http[node_id - 1]) for node_id in tls},
     )
     await outlives_its_leader(cluster, http, _HOSTS, authority)
 
@@ -265,28 +265,28 @@ async def outlives_its_leader(
         async with contextlib.AsyncExitStack() as stack:
             # Connected before the flood: it may take all places of clients.
             asked = {
-                each: stack.enter_context(operator_channel(cluster.endpoints[each - 1], admin))
-                for each in cluster.node_ids
+                node: stack.enter_context(operator_channel(cluster.endpoints[node - 1], admin))
+                for node in cluster.node_ids
             }
             old: list[int] = []
 
             def is_led() -> bool:
-                old[:] = (each for each, channel in asked.items() if leads(channel))
+                old[:] = (node_id for node_id, channel in asked.items() if leads(channel))
                 return bool(old)
 
             await waited_for(is_led, "a leader")
-            rest = [each for each in asked if each != old[0]]
-            quiet = {each: cluster.descriptors(each) for each in rest}
+            rest = [node_id for node_id in asked if node_id != old[0]]
+            quiet = {node_id: cluster.descriptors(node_id) for node_id in rest}
             tried = await stack.enter_async_context(flooded(endpoints, hosts, stolen))
 
             def is_flooded() -> bool:
-                are_full = (cluster.descriptors(each) > quiet[each] + 60 for each in rest)
+                are_full = (cluster.descriptors(node_id) > quiet[node_id] + 60 for node_id in rest)
                 return len(tried) == len(endpoints) * _FLOOD and all(are_full)
 
             await waited_for(is_flooded, "the flood")
             cluster.children[old[0]].kill()
-            await waited_for(lambda: any(leads(asked[each]) for each in rest), "another leader")
-            assert all(cluster.children[each].is_running for each in rest)
+            await waited_for(lambda: any(leads(asked[node]) for node in rest), "another leader")
+            assert all(cluster.children[node_id].is_running for node_id in rest)
     finally:
         cluster.stop_all()
 

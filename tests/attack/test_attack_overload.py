@@ -194,7 +194,7 @@ async def test_pipelines_that_send_more_than_is_answered_are_held_up_and_nothing
     async with leader.connected() as heartbeats:
         memory = leader.memory()
         pipelines = [
-            (each, each.open(_PIPELINE, on_message, on_end)) for each in leader.load.connections
+            (link, link.open(_PIPELINE, on_message, on_end)) for link in leader.load.connections
         ]
         began = time.monotonic()
         while time.monotonic() - began < seconds(request) or answered < _ANSWERED_MIN:
@@ -224,15 +224,15 @@ async def test_watches_beyond_those_that_are_served_are_refused_and_cost_the_oth
     async with leader.connected() as heartbeats:
         connections = leader.load.connections
         served = [RawWatch(connections[at % len(connections)]) for at in range(WATCHERS_MAX)]
-        await until(lambda: all(each.has_begun for each in served), "watches", _PATIENCE_S)
+        await until(lambda: all(call.has_begun for call in served), "watches", _PATIENCE_S)
         memory, beats = leader.memory(), heartbeats.done
         beyond = [RawWatch(connections[at % len(connections)]) for at in range(_WATCHES_BEYOND)]
         await until(lambda: written(leader.load), "a write", _PATIENCE_S)
-        await until(lambda: all(each.has_ended for each in beyond), "refusals", _PATIENCE_S)
-        assert not any(each.has_begun for each in beyond)
-        await until(lambda: all(each.keys for each in served), "the change", _PATIENCE_S)
+        await until(lambda: all(call.has_ended for call in beyond), "refusals", _PATIENCE_S)
+        assert not any(call.has_begun for call in beyond)
+        await until(lambda: all(call.keys for call in served), "the change", _PATIENCE_S)
         await until(lambda: heartbeats.done >= beats + _BEATS_MIN, "heartbeats", _PATIENCE_S)
-        assert not any(each.has_ended for each in served)
+        assert not any(call.has_ended for call in served)
         assert leader.memory() - memory < _GROWTH_MAX
         connections[0].close()
         again: list[RawWatch] = []

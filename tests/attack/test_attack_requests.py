@@ -141,7 +141,7 @@ async def test_a_message_of_a_pipeline_may_be_as_large_as_a_request_and_no_large
         for number, size in enumerate((REQUEST_BYTES_MAX - 1, REQUEST_BYTES_MAX)):
             await call.write(message(number, size))
             answer = objects_pb2.CommitPipelineResponse.FromString(await call.read())
-            assert [one.error for one in answer.commits] == [common_pb2.ERROR_CODE_NONE]
+            assert [commit.error for commit in answer.commits] == [common_pb2.ERROR_CODE_NONE]
         state = rpcs.log.next_offset, rpcs.controller.cluster_metadata.state_hash()
         await call.write(message(2, REQUEST_BYTES_MAX + 1))
         with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -49,11 +49,11 @@ def nodes_in(message: Message) -> Iterator[common_pb2.NodeIdentity]:
     for found, value in message.ListFields():
         if found.message_type is None:
             continue
-        for one in value if found.is_repeated else (value,):
-            if isinstance(one, common_pb2.NodeIdentity):
-                yield one
+        for item in value if found.is_repeated else (value,):
+            if isinstance(item, common_pb2.NodeIdentity):
+                yield item
             else:
-                yield from nodes_in(one)
+                yield from nodes_in(item)
 
 
 def parsed(method: MethodDescriptor, payload: bytes) -> Message | None:

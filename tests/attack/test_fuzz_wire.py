@@ -172,10 +172,10 @@ async def wired(root: Path, authority: Authority) -> AsyncIterator[_Wire]:
     cluster = LocalCluster(
         *(root, CLUSTER, f"file://{root}/bucket", free_ports(3), _QUIET), starter=start_warm
     )
-    cluster.tls = {each: authority.issue(f"controller/{each}") for each in cluster.node_ids}
-    files = {letter: authority.issue(str(one)) for letter, one in KNOWN.items()}
+    cluster.tls = {node: authority.issue(f"controller/{node}") for node in cluster.node_ids}
+    files = {letter: authority.issue(str(who)) for letter, who in KNOWN.items()}
     files[_STRANGER] = authority.issue("admin/eve", cluster_id="other")
-    files |= {str(each): authority.issue(f"broker/{each}") for each in NODES}
+    files |= {str(node): authority.issue(f"broker/{node}") for node in NODES}
     try:
         await asyncio.to_thread(cluster.start_all)
         async with AsyncExitStack() as stack:
@@ -188,7 +188,7 @@ async def wired(root: Path, authority: Authority) -> AsyncIterator[_Wire]:
                 wires.append(_Wire(cluster, leader, channels))
 
             async with asyncio.timeout(60):
-                while not (leading := [each for each in wires if await each.leads()]):  # noqa: ASYNC110
+                while not (leading := [wire for wire in wires if await wire.leads()]):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             yield leading[0]
     finally:
@@ -210,17 +210,17 @@ async def test_no_certificate_at_real_controllers_does_what_its_role_may_not(
         for batch in range(batches):
             made = list(itertools.islice(calls, _BATCH))
             bound, before = await wire.issued_below(), await wire.state_hash()
-            await wire.make((each for each in made if not each.may_change), fuzz)
+            await wire.make((call for call in made if not call.may_change), fuzz)
             is_same = await wire.state_hash() == before
             unchanged += is_same
             has_claimed = await wire.issued_below() != bound
             assert is_same or has_claimed, f"seed {_SEED}, batch {batch}: it changed"
-            await wire.make((each for each in made if each.may_change), fuzz)
+            await wire.make((call for call in made if call.may_change), fuzz)
             memory.append(wire.memory())
         assert unchanged > batches // 2, f"claims of ids hid {batches - unchanged} batches"
         assert await wire.office() == office, "leadership moved"
         assert await wire.state_hash() != before or _CALLS > _BATCH
-        print(*(f"{each >> 20} MiB" for each in memory[:: max(1, batches // 10)]))
+        print(*(f"{size >> 20} MiB" for size in memory[:: max(1, batches // 10)]))
         assert max(memory) - memory[0] < _GROWTH_MAX, f"{max(memory) >> 20} MiB at most"
         later = max(memory) - memory[batches // 5 + 1]
         assert later < _LATER_GROWTH_MAX, f"{later >> 20} MiB more after a fifth of the calls"

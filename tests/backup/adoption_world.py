@@ -77,14 +77,14 @@ class World:
 
     def _upload(self) -> None:
         index = self.rng.randrange(len(NODES))
-        mine = sorted(one for one, owner in self.owners.items() if owner == index)
+        mine = sorted(stream_id for stream_id, owner in self.owners.items() if owner == index)
         if not mine:
             return
         retried = self.retries.pop(index, {})
-        runs = {one: records for one, records in retried.items() if one in mine}
+        runs = {stream_id: records for stream_id, records in retried.items() if stream_id in mine}
         if not runs:
             chosen = self.rng.sample(mine, self.rng.randint(1, len(mine)))
-            runs = {one: self._records(one) for one in sorted(chosen)}
+            runs = {stream_id: self._records(stream_id) for stream_id in sorted(chosen)}
         object_id = self._put(index, runs)
         if self.rng.random() < 0.2:
             self.retries[index] = runs  # the broker never heard of its commit, and goes no further
@@ -143,8 +143,8 @@ class World:
                 object_size=10,
                 ranges=values.RangeColumns(
                     stream_id=values.column(ids),
-                    start_offset=values.column([runs[one][0].start for one in ids]),
-                    end_offset=values.column([runs[one][-1].end for one in ids]),
+                    start_offset=values.column([runs[stream_id][0].start for stream_id in ids]),
+                    end_offset=values.column([runs[stream_id][-1].end for stream_id in ids]),
                 ),
                 compacted_object_ids=values.column(sources or []),
             )
@@ -204,7 +204,7 @@ class World:
         records = self.retries.get(index, {}).get(stream_id) or self._records(stream_id)
         self._close(stream_id, records[-1].end)
         self.owed[stream_id] = (index, records)
-        others = [one for one in range(len(NODES)) if one != index]
+        others = [other for other in range(len(NODES)) if other != index]
         self.open(stream_id, self.rng.choice(others))
 
     # ---- compactions ----
@@ -213,14 +213,14 @@ class World:
         """Replace some set objects of a node by one that holds their records."""
         index = self.rng.randrange(len(NODES))
         listed: Any = self.write_free(ListStreamSetObjects(node_id=NODES[index].node_id))
-        ids = [one.object_id for one in listed.objects]
+        ids = [object_.object_id for object_ in listed.objects]
         if len(ids) < 2:
             return
         first = self.rng.randrange(len(ids) - 1)
         sources = ids[first : first + self.rng.randint(2, 4)]
         runs = self._live(sources)
         for records in runs.values():
-            if any(one.end != two.start for one, two in itertools.pairwise(records)):
+            if any(earlier.end != two.start for earlier, two in itertools.pairwise(records)):
                 return  # one range for each stream is enough here
         if runs:
             self.commit(index, self._put(index, runs, whole=True), runs, sources)
@@ -256,8 +256,8 @@ class World:
             for before, after in itertools.pairwise(records)
         ):
             return  # one range for each stream is enough here
-        rest = {one: runs.pop(one) for one in sorted(runs) if self.rng.random() < 0.3}
-        made = [(one, self._put(index, {one: records})) for one, records in sorted(runs.items())]
+        rest = {run: runs.pop(run) for run in sorted(runs) if self.rng.random() < 0.3}
+        made = [(id_, self._put(index, {id_: records})) for id_, records in sorted(runs.items())]
         self.write(
             r.CommitStreamSetObject(
                 node=NODES[index],
@@ -284,7 +284,7 @@ class World:
         query = r.ObjectQuery(stream_id, low, -1)
         found: Any = self.write_free(r.GetObjects(queries=(query,)))
         ids = [part.object_id for part in found.results[0].objects]
-        alone = [one for one in ids if one not in self._all_set_objects()]
+        alone = [object_id for object_id in ids if object_id not in self._all_set_objects()]
         if len(alone) < 2:
             return
         first = self.rng.randrange(len(alone) - 1)
@@ -307,7 +307,7 @@ class World:
         )
 
     def _all_set_objects(self) -> set[int]:
-        return {one for index in range(len(NODES)) for one in self._set_objects(index)}
+        return {object_id for index in range(len(NODES)) for object_id in self._set_objects(index)}
 
     # ---- what is wanted no more ----
 
@@ -354,7 +354,7 @@ def _ranges(kind: Any, runs: dict[int, list[StoredRecord]], **more: Any) -> Any:
     ids = sorted(runs)
     return kind(
         stream_id=values.column(ids),
-        start_offset=values.column([runs[one][0].start for one in ids]),
-        end_offset=values.column([runs[one][-1].end for one in ids]),
+        start_offset=values.column([runs[stream_id][0].start for stream_id in ids]),
+        end_offset=values.column([runs[stream_id][-1].end for stream_id in ids]),
         **more,
     )

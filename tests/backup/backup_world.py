@@ -37,7 +37,7 @@ class RandomLog:
 
     @property
     def ends(self) -> list[int]:
-        return [one.end_offset for one in self.positions]
+        return [position.end_offset for position in self.positions]
 
     def view_at(self, end_offset: int) -> FrozenMetadata:
         return self.views[self.ends.index(end_offset)]
@@ -46,7 +46,7 @@ class RandomLog:
         return self.batches[self.ends.index(end_offset) - 1].epoch
 
     def between(self, start_offset: int, end_offset: int) -> list[Batch]:
-        return [one for one in self.batches if start_offset <= one.base_offset < end_offset]
+        return [batch for batch in self.batches if start_offset <= batch.base_offset < end_offset]
 
 
 def random_log(seed: int, batch_count: int = 40) -> RandomLog:

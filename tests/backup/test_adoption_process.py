@@ -58,9 +58,9 @@ async def read_back(cluster: LocalCluster, stream_ids: list[int]) -> dict[int, l
     found: dict[int, list[bytes]] = {}
     async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as streams:
         for stream_id in stream_ids:
-            records = [one async for one in streams.iterate(stream_id)]
-            assert [one.base_offset for one in records] == list(range(len(records)))
-            found[stream_id] = [one.payload for one in records]
+            records = [record async for record in streams.iterate(stream_id)]
+            assert [record.base_offset for record in records] == list(range(len(records)))
+            found[stream_id] = [record.payload for record in records]
     return found
 
 
@@ -126,7 +126,7 @@ def adopt_all(cluster: LocalCluster, unknown: set[int]) -> None:
     assert done["adopted"] == planned["adoptable"]
     again = restore("adopt", "--yes", cluster=cluster)
     assert (again["exit_code"], again["adopted"]) == (0, 0)
-    assert {(one["stream_id"], one["why"]) for one in again["lost"]} == {
+    assert {(loss["stream_id"], loss["why"]) for loss in again["lost"]} == {
         (stream_id, "new-stream") for stream_id in unknown
     }
 
@@ -173,7 +173,7 @@ def verdicts(cluster: LocalCluster, plan: Path) -> dict[str, int]:
         *("--plan", str(plan), "--unsafe-grace", "0s", "--max-share", "1", "--engine", "local"),
     )
     assert planned["exit_code"] == 0, planned
-    found = {one["verdict"]: one["keys"] for one in planned["classes"]}
+    found = {class_["verdict"]: class_["keys"] for class_ in planned["classes"]}
     return {name: found[name] for name in ("undecided", "orphan") if found.get(name)}
 
 

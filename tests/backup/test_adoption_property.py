@@ -117,9 +117,9 @@ def check(
     for stream_id, known in world.acknowledged.items():
         low = world.trimmed.get(stream_id, 0)
         records = {
-            at: one
-            for at, one in known.items()
-            if (stream_id, at) not in behind_gaps and one.end > low
+            at: record
+            for at, record in known.items()
+            if (stream_id, at) not in behind_gaps and record.end > low
         }
         if not records:
             continue
@@ -128,8 +128,8 @@ def check(
         assert {start: found.get(start) for start in wanted} == wanted, f"stream {stream_id}"
         answer: Any = cluster_metadata.query(r.DescribeStreams(stream_ids=(stream_id,)))
         (described,) = answer.streams
-        assert described.end_offset >= max((one.end for one in records.values()), default=0)
-        assert described.epoch >= max((one.epoch for one in records.values()), default=0)
+        assert described.end_offset >= max((record.end for record in records.values()), default=0)
+        assert described.epoch >= max((record.epoch for record in records.values()), default=0)
 
 
 def run_history(
@@ -146,9 +146,9 @@ def run_history(
     issued = world.map.next_object_id
     cluster_metadata, state = restored(frozen, issued)
     plan = adoption(world, state, passes_gaps=passes_gaps)
-    ranges = (part for one in plan.objects for part in one.ranges)
+    ranges = (part for object_ in plan.objects for part in object_.ranges)
     missing = list(list_missing(state.held, world.bucket.keys(), ranges))
-    missing = [one for one in missing if one.end > world.trimmed.get(one.stream_id, 0)]
+    missing = [range_ for range_ in missing if range_.end > world.trimmed.get(range_.stream_id, 0)]
     assert not missing, missing
     adopt(cluster_metadata, plan)
     gaps = behind_gaps(world, state, plan, passes_gaps=passes_gaps)
@@ -176,19 +176,19 @@ def behind_gaps(
     They owe it, or have trimmed the stream beyond the end that the restored map knows, or beyond
     the beginning of a pending upload.
     """
-    lost = [one for one in plan.lost if one.end > world.trimmed.get(one.stream_id, 0)]
-    assert {one.why for one in lost} <= {Why.GAP}, lost
+    lost = [range_ for range_ in plan.lost if range_.end > world.trimmed.get(range_.stream_id, 0)]
+    assert {loss.why for loss in lost} <= {Why.GAP}, lost
     streams = state.streams
-    trimmed = {one: start for one, start in world.trimmed.items() if one in streams}
+    trimmed = {stream: start for stream, start in world.trimmed.items() if stream in streams}
     cut_uploads = {
         stream_id
         for stream_id, start in trimmed.items()
         if any(low < start for low, _, _ in streams[stream_id].owed)
     }
-    open_ends = {one for one, start in trimmed.items() if start > streams[one].end_offset}
+    open_ends = {stream for stream, start in trimmed.items() if start > streams[stream].end_offset}
     excused = set(world.owed) | cut_uploads | (set() if passes_gaps else open_ends)
-    assert {one.stream_id for one in lost} <= excused, lost
-    return {(one.stream_id, at) for one in lost for at in range(one.start, one.end)}
+    assert {loss.stream_id for loss in lost} <= excused, lost
+    return {(loss.stream_id, at) for loss in lost for at in range(loss.start, loss.end)}
 
 
 def restore_again(

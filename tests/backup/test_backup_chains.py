@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_damaged_or_another_one_is_found(seed: int) -> No
             assert_found(backup, f"flipped byte in {key}")
             store.delete_many([key])
             assert_found(backup, f"no {key}")
-        others = [one for one in whole if one[-8:] == key[-8:] and whole[one] != whole[key]]
+        others = [name for name in whole if name[-8:] == key[-8:] and whole[name] != whole[key]]
         if others:
             store.put(key, whole[rng.choice(others)])
             assert_found(backup, f"another file as {key}")
@@ -164,7 +164,7 @@ def names(*pairs: tuple[int, int]) -> tuple[SegmentName, ...]:
 def steady(times_ms: Sequence[int]) -> Inventory:
     """A backup of a segment and a checkpoint at each of some times, ten offsets apart."""
     segments = names(*((10 * at, 10 * at + 10) for at in range(len(times_ms))))
-    checkpoints = tuple(CheckpointName(one.end_offset, 1) for one in segments)
+    checkpoints = tuple(CheckpointName(segment.end_offset, 1) for segment in segments)
     written: dict[FileName, int] = dict(zip(segments, times_ms, strict=True))
     written |= dict(zip(checkpoints, times_ms, strict=True))
     return Inventory(segments, checkpoints, (), written)
@@ -176,12 +176,12 @@ WEEK = [DAY_MS + 6 * HOUR_MS * at for at in range(40)]
 def test_retention_keeps_the_newest_checkpoint_that_is_older() -> None:
     gone = chains.find_dispensable(steady(WEEK), 7 * DAY_MS)
     assert max(one.end_offset for one in gone) == 110, "of 40 checkpoints 28 are 7 days old at most"
-    assert len([one for one in gone if isinstance(one, CheckpointName)]) == 10
+    assert len([name for name in gone if isinstance(name, CheckpointName)]) == 10
 
 
 def test_retention_keeps_the_newest_checkpoints_whatever_their_age() -> None:
     left = set(steady(WEEK).files) - set(chains.find_dispensable(steady(WEEK), 0))
-    ends = sorted(one.end_offset for one in left if isinstance(one, CheckpointName))
+    ends = sorted(segment.end_offset for segment in left if isinstance(segment, CheckpointName))
     assert ends == [380, 390, 400]
     assert chains.find_dispensable(steady(WEEK[:2]), 0) == ()
 
@@ -195,7 +195,7 @@ def test_a_jump_of_the_clock_that_stamps_files_removes_none_early(jump_ms: int, 
         assert max(age_ms.values()) <= WEEK[-1] - WEEK[0] + 7 * DAY_MS // chains.JUMPS_MIN
 
         gone = chains.find_dispensable(steady(times), 7 * DAY_MS)
-        assert all(WEEK[one.end_offset // 10 - 1] < WEEK[-1] - 5 * DAY_MS for one in gone)
+        assert all(WEEK[segment.end_offset // 10 - 1] < WEEK[-1] - 5 * DAY_MS for segment in gone)
 
 
 def test_files_that_were_copied_to_another_bucket_are_new() -> None:
@@ -231,14 +231,14 @@ def make_backup() -> tuple[Backup, dict[SegmentName, SegmentManifest]]:
     for start, end in pairwise(backup.log.ends):
         backup.put_segment(start, end)
     archive = backup.archive
-    return backup, {one: archive.segment_manifest(one) for one in archive.inventory().segments}
+    return backup, {file: archive.segment_manifest(file) for file in archive.inventory().segments}
 
 
 @pytest.mark.parametrize("jump_ms", [0, 30 * DAY_MS, -30 * DAY_MS])
 @pytest.mark.parametrize("first", [1, 20, 31])
 def test_a_leader_with_a_wrong_clock_moves_no_point(jump_ms: int, first: int) -> None:
     backup, manifests = make_backup()
-    segments = sorted(manifests, key=lambda one: one.end_offset)
+    segments = sorted(manifests, key=lambda segment: segment.end_offset)
     written = backup.archive.inventory().written_ms
     for name in segments[first : first + 9]:
         manifests[name] = replace(manifests[name], last_ms=manifests[name].last_ms + jump_ms)
@@ -253,7 +253,7 @@ def test_a_leader_with_a_wrong_clock_moves_no_point(jump_ms: int, first: int) ->
 
 def test_a_segment_before_another_was_committed_before_it() -> None:
     backup, manifests = make_backup()
-    segments = sorted(manifests, key=lambda one: one.end_offset)
+    segments = sorted(manifests, key=lambda segment: segment.end_offset)
     written = dict(backup.archive.inventory().written_ms)
     written[segments[5]] += 30 * DAY_MS
     to_ms = backup.ms_at(segments[9].end_offset)
@@ -262,7 +262,7 @@ def test_a_segment_before_another_was_committed_before_it() -> None:
 
 def test_a_copied_backup_has_the_leaders_times() -> None:
     backup, manifests = make_backup()
-    segments = sorted(manifests, key=lambda one: one.end_offset)
+    segments = sorted(manifests, key=lambda segment: segment.end_offset)
     written: dict[FileName, int] = dict.fromkeys(
         segments, backup.ms_at(segments[-1].end_offset) + DAY_MS
     )

@@ -104,16 +104,16 @@ def test_the_result_of_a_verification_goes_to_prometheus(backup: Backup, tmp_pat
     labels = {"cluster_id": FOLDER.cluster_id, "cluster_uuid": FOLDER.cluster_uuid}
     before_s = time.time()
     assert streammeta(*verify)["exit_code"] == 0
-    metrics = {one.name: one for one in text_string_to_metric_families(file.read_text())}
+    metrics = {family.name: family for family in text_string_to_metric_families(file.read_text())}
     assert set(metrics) == set(VERIFY_METRICS)
-    assert {one.type for one in metrics.values()} == {"gauge"}
+    assert {metric.type for metric in metrics.values()} == {"gauge"}
     (damages,), (read_at,) = (metrics[name].samples for name in VERIFY_METRICS)
     assert (damages.labels, damages.value) == (labels, 0)
     assert before_s <= read_at.value <= time.time()
     newest = backup.archive.inventory().segments[-1]
     open_object_store(address(tmp_path)).put(FOLDER.key(newest), b"damaged")
     assert streammeta(*verify)["exit_code"] == 1
-    metrics = {one.name: one for one in text_string_to_metric_families(file.read_text())}
+    metrics = {family.name: family for family in text_string_to_metric_families(file.read_text())}
     assert metrics["streammeta_backup_verify_damages"].samples[0].value == 1
     written = file.read_text()
     lost = ("backup", "verify", "--from", f"file://{tmp_path}/nowhere", "--metrics-file", str(file))

@@ -74,7 +74,7 @@ async def test_a_bucket_of_backups_that_is_away_holds_deletions_up_and_is_told_o
             for _ in range(LONG_WAIT_MS // 10_000):
                 await world.step()
             await world.world.until(
-                lambda: [one["event"] for one in logs][-1] == "deletions_wait_for_backup",
+                lambda: [log["event"] for log in logs][-1] == "deletions_wait_for_backup",
                 "the log to tell",
             )
             assert deletion.describe().unbacked_ms >= LONG_WAIT_MS
@@ -82,7 +82,7 @@ async def test_a_bucket_of_backups_that_is_away_holds_deletions_up_and_is_told_o
             store.down_for = ""
             await world.step()
             await world.world.removal(ids)
-    events = [one["event"] for one in logs]
+    events = [log["event"] for log in logs]
     assert events.count("deletions_wait_for_backup") == events.count("deletions_go_on") == 1
 
 

@@ -67,8 +67,8 @@ def test_a_segment_is_its_batches_byte_for_byte() -> None:
 
 def test_equal_batches_are_equal_bytes_whoever_leads() -> None:
     log = random_log(1)
-    for one, other in zip(log.ends, log.ends[3:], strict=False):
-        batches = log.between(one, other)
+    for earlier, other in zip(log.ends, log.ends[3:], strict=False):
+        batches = log.between(earlier, other)
         assert encode(batches, FOLDER.cluster_uuid) == encode(batches, FOLDER.cluster_uuid)
         other_uuid = "00000000-0000-0000-0000-000000000001"
         assert encode(batches, FOLDER.cluster_uuid) != encode(batches, other_uuid)
@@ -285,4 +285,4 @@ def test_segments_that_are_doubled_or_overlap_are_good_while_they_agree(backup: 
     store.put(FOLDER.key(elsewhere), store.get_range(FOLDER.key(doubled)))
     assert damages(backup) == (), "a file without a manifest is not there yet"
     store.put(FOLDER.manifest_key(elsewhere), store.get_range(FOLDER.manifest_key(doubled)))
-    assert [one.name for one in damages(backup)] == [elsewhere]
+    assert [damage.name for damage in damages(backup)] == [elsewhere]

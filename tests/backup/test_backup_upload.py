@@ -125,15 +125,15 @@ async def test_a_bucket_that_is_away_for_30_s_raises_the_alert_and_leaves_no_gap
     assert world.restorable_end() == world.committed > before
     (span,) = list_spans(world.archive.inventory())
     assert span == (0, world.committed), "no gap"
-    events = [one["event"] for one in logs]
-    assert [one for one in events if one.startswith("backup_")] == [
+    events = [log["event"] for log in logs]
+    assert [event for event in events if event.startswith("backup_")] == [
         *("backup_failed", "backup_late", "backup_works_again"),
     ]
 
 
 def is_late(world: UploadWorld) -> bool:
     """Evaluate the rule of the alert on the leader's metrics."""
-    (rule,) = [one for one in ALERTS if one["alert"] == "StreammetaBackupLate"]
+    (rule,) = [alert for alert in ALERTS if alert["alert"] == "StreammetaBackupLate"]
     name, above, limit = rule["expr"].split()
     assert above == ">"
     registry = registry_of(replace(SOURCES, backup=lambda: world.backup.status))
@@ -182,9 +182,9 @@ async def test_checkpoints_follow_and_what_is_too_old_goes() -> None:
         ends.append(world.restorable_end())
         world.world.clock.advance(DAY_MS // 4)
     inventory = world.archive.inventory()
-    kept = [one.end_offset for one in inventory.checkpoints]
+    kept = [checkpoint.end_offset for checkpoint in inventory.checkpoints]
     assert kept == ends[-5:], "a day back, from the newest checkpoint that is older"
-    assert {one.start_offset >= kept[0] for one in inventory.segments} == {True}
+    assert {segment.start_offset >= kept[0] for segment in inventory.segments} == {True}
     assert world.restorable_end() == world.committed
 
 
@@ -204,7 +204,7 @@ async def test_a_leader_whose_clock_is_wrong_removes_no_backup(days: int) -> Non
             world.checkpoint()
             await world.step()
     assert set(files) <= set(world.archive.inventory().files)
-    (line,) = [one for one in logs if one["event"] == "clock_differs_from_bucket"]
+    (line,) = [log for log in logs if log["event"] == "clock_differs_from_bucket"]
     assert round(line["ahead_ms"] / DAY_MS) == days
 
 
@@ -280,7 +280,7 @@ async def test_a_log_whose_batches_end_elsewhere_is_another_history() -> None:
     other = await UploadWorld(world.store).start()
     await other.write(3)
     await other.write_together(3)
-    assert world.committed not in [one.end_offset for one in other.world.log.batches]
+    assert world.committed not in [batch.end_offset for batch in other.world.log.batches]
     assert world.committed < other.committed
     await other.step()
     assert other.backup.status is not None

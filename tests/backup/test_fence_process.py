@@ -102,4 +102,4 @@ def begin_restored(restoring: Restoring) -> None:
         put(client, "early", "1")
     assert refused.value.code == "FENCE_PENDING"
     store = open_object_store(f"file://{restoring.root}/bucket")
-    assert fenced_key(NAMESPACE, 2) not in {one.key for one in store.list_objects()}
+    assert fenced_key(NAMESPACE, 2) not in {object_.key for object_ in store.list_objects()}

@@ -81,7 +81,7 @@ def at_random(seed: int) -> tuple[Backup, Replayed]:
 def ids_of(view: FrozenMetadata, *states: ObjectState) -> set[int]:
     objects = view.sections()["objects"]
     chosen = np.isin(np.asarray(objects["state"]), states)
-    return {int(one) for one in np.asarray(objects["object_id"])[chosen]}
+    return {int(object_id) for object_id in np.asarray(objects["object_id"])[chosen]}
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -113,7 +113,7 @@ def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None
                 assert min(answer.stream_ids) >= counters["next_stream_id"]
             case answer if hasattr(answer, "node_id"):
                 assert answer.node_id > counters["last_node_id"]
-                assert answer.node_id not in [int(one) for one in before["nodes"]["node_id"]]
+                assert answer.node_id not in [int(node) for node in before["nodes"]["node_id"]]
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -126,7 +126,7 @@ def test_an_object_of_the_whole_history_is_known_removed_before_or_undecided(see
     assert known == ids_of(view, *ObjectState) - ids_of(view, ObjectState.PREPARED)
     undecided = range(plan.undecided_from, plan.next_object_id)
     later = ids_of(backup.log.views[-1], ObjectState.COMMITTED, ObjectState.LINKED)
-    assert all(one in known or one in undecided for one in later)
+    assert all(object_id in known or object_id in undecided for object_id in later)
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -93,8 +93,8 @@ class Restoring:
         """Apply the plan on each controller; `are_stopped`: those of the old cluster surely are."""
         declared = ("--old-controllers-stopped",) if are_stopped else ()
         done = [self.apply(node_id, *declared) for node_id in self.cluster.node_ids]
-        assert {one["exit_code"] for one in done} == {0}, done
-        assert len({(one["state_hash"], one["sha256"]) for one in done}) == 1
+        assert {answer["exit_code"] for answer in done} == {0}, done
+        assert len({(answer["state_hash"], answer["sha256"]) for answer in done}) == 1
 
 
 def test_all_disks_lost_and_restored_twice_in_a_row(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_all_disks_lost_and_restored_twice_in_a_row(tmp_path: Path) -> None:
         )
         assert verified["exit_code"] == 0, verified
     store = open_object_store(f"file://{tmp_path}/bucket")
-    assert [one.cluster_id for one in read_generations(store, NAMESPACE)] == ["second", "third"]
+    assert [mark.cluster_id for mark in read_generations(store, NAMESPACE)] == ["second", "third"]
 
 
 def lived(

@@ -64,7 +64,7 @@ class MemorySource:
         for batch in self.world.log.batches:
             if batch.base_offset < start_offset or start_offset < self.start_offset:
                 continue
-            if found and sum(one.size for one in found) + batch.size > max_bytes:
+            if found and sum(range_.size for range_ in found) + batch.size > max_bytes:
                 break
             found.append(batch)
         return tuple(found)
@@ -123,7 +123,7 @@ class UploadWorld:
         """Commit some entries in one batch."""
         await self.write(count)
         batches = self.world.log.batches
-        payloads = tuple(payload for one in batches[-count:] for payload in one.payloads)
+        payloads = tuple(payload for batch in batches[-count:] for payload in batch.payloads)
         batches[-count:] = [replace(batches[-count], payloads=payloads)]
 
     def append_uncommitted(self) -> None:
@@ -167,7 +167,7 @@ class UploadWorld:
     def _replica(self, end_offset: int) -> MetadataController:
         """Return a controller that has replayed the log below an offset."""
         replica = MetadataController(ClusterMetadata(), self.world.clock)
-        batches = [one for one in self.world.log.batches if one.end_offset <= end_offset]
+        batches = [batch for batch in self.world.log.batches if batch.end_offset <= end_offset]
         replica.on_committed(batches, end_offset)
         return replica
 

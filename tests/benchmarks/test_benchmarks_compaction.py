@@ -68,7 +68,7 @@ def test_a_world_counts_what_a_plan_asks_for() -> None:
             for stream, size in ((0, 100), (1, 5 * MIB))
         ]
         world.upload(EntryTable.of_rows(entries).place())
-    live = EntryTable.concatenate([each.entries for each in world.set_objects.values()])
+    live = EntryTable.concatenate([stored.entries for stored in world.set_objects.values()])
     limits = CompactionLimits(memory_budget=100 * MIB, split_size=MIB)
     (commit,) = plan_compaction(live, limits).commits
     world.replace(commit, WriteRules(put_bytes=10 * MIB, part_bytes=6 * MIB))
@@ -86,7 +86,7 @@ def test_a_world_counts_what_a_plan_asks_for() -> None:
         compactions=1,
     )
     assert world.stream_objects == [(1, 15 * MIB)]
-    assert [each.entries.data_size for each in world.set_objects.values()] == [300]
+    assert [stored.entries.data_size for stored in world.set_objects.values()] == [300]
     assert world.cold_reads().tolist() == [2, 1 + 4]
 
 
@@ -95,9 +95,9 @@ def test_the_example_is_compacted_as_documented(tmp_path: Path) -> None:
     settings = Example(unit_bytes=64 * 1024)
     outcome = asyncio.run(compaction_example.measure(tmp_path / "place", settings, silent))
     measured, automq = outcome.details["streammeta"], outcome.details["automq"]
-    for each in (measured, automq):
-        assert (each["set_objects"], each["stream_objects"]) == (1, 3)
-        assert (each["puts"], each["multiparts"]) == (4, 0)
+    for costs in (measured, automq):
+        assert (costs["set_objects"], costs["stream_objects"]) == (1, 3)
+        assert (costs["puts"], costs["multiparts"]) == (4, 0)
     assert measured["index_and_data_gets"] == 3 + 5
     assert measured["bytes_written"] == pytest.approx(275 * settings.unit_bytes, rel=0.01)
     after = outcome.figures["example_cold_gets_per_mib_after"]
@@ -114,7 +114,7 @@ def test_stream_objects_are_copied_fetched_or_linked(tmp_path: Path) -> None:
     assert fetched["bytes_read"] >= 3 * 12 * MIB > linked["bytes_read"]
     assert copied["bytes_read"] >= 3 * 12 * MIB > copied["bytes_written"]  # read to be compared
     assert (linked["puts"], linked["parts"]) == (1, 0)
-    assert all(each["objects_after"] == 1 for each in outcome.details["ways"])
+    assert all(way["objects_after"] == 1 for way in outcome.details["ways"])
 
 
 @pytest.mark.process

@@ -131,7 +131,7 @@ async def fill(writer: StreamWriter, streams: list[int], settings: Settings) -> 
             os.write(notes, _NOTE.pack(stream_id, end))
 
     found = {stream_id: writer.next_offset(stream_id) for stream_id in streams}
-    os.write(notes, b"".join(_NOTE.pack(*one) for one in found.items()))
+    os.write(notes, b"".join(_NOTE.pack(*item) for item in found.items()))
     left = settings.records - sum(found.values())
     while left > 0 and not failures:
         stream_id, count = rng.choice(streams), min(left, rng.randint(1, MANY))

@@ -92,7 +92,7 @@ async def read(root: str, objects: list[tuple[int, int]]) -> dict[str, int]:
         await reader.read(0, 0, max_bytes=1)
         before = most = resident("VmRSS")
         held = 0
-        reading = asyncio.gather(*(read_all(reader, each) for each in streams))
+        reading = asyncio.gather(*(read_all(reader, stream) for stream in streams))
         rng = random.Random(2)
         while not reading.done():
             each = rng.randrange(OBJECTS)
@@ -178,8 +178,8 @@ async def compact(
         ids = await world.create(node_id, streams)
         for _ in range(count):
             await world.upload(node_id, dict.fromkeys(ids, records))
-            for one in ids:  # of which nothing is kept but the map and the files
-                world.streams[one].records.clear()
+            for stream_id in ids:  # of which nothing is kept but the map and the files
+                world.streams[stream_id].records.clear()
     config = CompactionConfig(
         memory_budget=budget, overlap=overlap, selection=SelectionConfig(growth=1)
     )

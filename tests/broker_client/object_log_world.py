@@ -308,7 +308,7 @@ class SimDeparted:
         return not await self.map.commit(self.node.node_epoch, records, failover=True)
 
     async def close(self, streams: Sequence[PendingStream]) -> None:
-        await self.map.close(self.node.node_epoch, [one.stream_id for one in streams])
+        await self.map.close(self.node.node_epoch, [stream.stream_id for stream in streams])
 
 
 class World:
@@ -368,7 +368,7 @@ class SimBroker:
         )
         self.log = log
         plan = RecoveryPlan(opened)
-        self._ends = {one.stream_id: one.next_offset for one in opened}
+        self._ends = {stream.stream_id: stream.next_offset for stream in opened}
         rows: dict[int, list[RecordBatch]] = {}
         for record in log.recover():
             verdict = plan.validate(record)
@@ -378,7 +378,7 @@ class SimBroker:
         if rows and await self._world.map.commit(self._epoch, rows):
             raise NodeFencedError("another committed")
         log.trim(log.recovered_end)
-        self._tasks = [asyncio.create_task(one()) for one in (self._write, self._commit)]
+        self._tasks = [asyncio.create_task(work()) for work in (self._write, self._commit)]
 
     async def _again(self, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
         while True:

@@ -269,7 +269,7 @@ async def test_a_wrong_append_is_named_and_leaves_no_trace() -> None:
         acks = [
             await anything(writer.append)(0, bytearray(b"a")),
             await anything(writer.append_many)(0, (memoryview(b"b"), b"c")),
-            await anything(writer.append_many)(0, (one for one in [b"d"])),
+            await anything(writer.append_many)(0, (payload for payload in [b"d"])),
         ]
         await writer.flush()
         assert [ack.result() for ack in acks] == [0, 1, 3]
@@ -329,7 +329,7 @@ async def test_paths_may_be_str(tmp_path: Path) -> None:
         assert await (await writer.append(0, b"x")) == 0
         assert await log.set_aside([], "nothing") is None
         await writer.flush()
-        assert [one.payload for one in await reader.read(0, 0)] == [b"x"]
+        assert [record.payload for record in await reader.read(0, 0)] == [b"x"]
 
 
 NEVER = 3600.0
@@ -361,7 +361,7 @@ def warned_after(
         ends_at = time.monotonic() + PATIENCE_S
         while True:
             gc.collect()
-            texts = [str(one.message) for one in caught]
+            texts = [str(warning.message) for warning in caught]
             messages = [text for text in texts if "dropped without close" in text]
             is_complete = all(any(name in text for text in messages) for name in dropped)
             if is_complete or time.monotonic() > ends_at:
@@ -372,8 +372,8 @@ async def drop_writer(b: Broker) -> None:
     streams = await b.opened(2)
     writer = StreamWriter(b.session, b.store, WriterConfig(linger_s=NEVER))
     writer.attach(streams)
-    for one in streams:
-        await writer.append(one.stream_id, b"x", 3)
+    for stream in streams:
+        await writer.append(stream.stream_id, b"x", 3)
 
 
 async def close_writer(b: Broker) -> None:
@@ -439,7 +439,7 @@ def test_a_dropped_log_and_its_writer_say_where_the_records_are(tmp_path: Path) 
     assert any("StreamWriter" in one and "write-ahead log keeps" in one for one in messages), (
         messages
     )
-    assert any("WriteAheadLog" in one and str(tmp_path) in one for one in messages), messages
+    assert any("WriteAheadLog" in text and str(tmp_path) in text for text in messages), messages
 
 
 @pytest.mark.parametrize("part", [close_writer, stop_heartbeat])

@@ -231,7 +231,7 @@ async def compact(client: StreamClient, stream_id: int, end: int) -> None:
     (held,) = (await call(methods.GET_OBJECTS, request)).results
     start, end = held.objects[0].start_offset, held.objects[-1].end_offset
     builder = ObjectBuilder(1_000)
-    builder.write([one async for one in client.iterate(stream_id, start, end)])
+    builder.write([record async for record in client.iterate(stream_id, start, end)])
     built = builder.finish()
     object_id = await prepare_object(session)
     client.store.put(key_for(object_id, session.namespace), built.data)
@@ -286,9 +286,9 @@ async def test_readers_of_a_real_cluster_see_every_record_once(tmp_path: Path) -
                     await compact(client, stream_id, number * PER_ROUND)
             async with asyncio.timeout(60):
                 for got in await asyncio.gather(*following):
-                    assert [one.payload for one in got] == list(map(timed_payload, range(wanted)))
-            read = [one async for one in other.iterate(stream_id)]
-            assert [one.payload for one in read] == list(map(timed_payload, range(wanted)))
+                    assert [row.payload for row in got] == list(map(timed_payload, range(wanted)))
+            read = [record async for record in other.iterate(stream_id)]
+            assert [record.payload for record in read] == list(map(timed_payload, range(wanted)))
             look_up = other.reader.offset_for_timestamp
             found = await look_up(stream_id, TIME + 555, timestamp_of=time_of)
             assert found.offset == 56

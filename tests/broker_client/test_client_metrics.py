@@ -106,7 +106,7 @@ async def test_appends_uploads_commits_and_reads_are_counted() -> None:
 
 
 def test_every_call_of_a_store_has_a_kind() -> None:
-    calls = {name for name, one in vars(ObjectStore).items() if isfunction(one) and name[0] != "_"}
+    calls = {name for name, var in vars(ObjectStore).items() if isfunction(var) and name[0] != "_"}
     sums = dict.fromkeys(
         calls - {"until", "metrics", "close"}, OperationMetrics(calls=1, retries=1)
     )

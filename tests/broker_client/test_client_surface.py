@@ -138,10 +138,12 @@ def test_the_brokers_use_public_modules_alone() -> None:
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_durations_are_named_with_their_unit(name: str) -> None:
     value = PUBLIC[name]
-    names = {each for one in functions(value) for each in inspect.signature(one).parameters}
+    names = {
+        parameter for one in functions(value) for parameter in inspect.signature(one).parameters
+    }
     if dataclasses.is_dataclass(value):
         names |= {field.name for field in dataclasses.fields(value)}
-    assert not [one for one in names if one.rpartition("_")[2] in DURATIONS]
+    assert not [name for name in names if name.rpartition("_")[2] in DURATIONS]
 
 
 def test_every_error_can_be_imported_from_one_module() -> None:
@@ -159,13 +161,13 @@ def test_every_error_can_be_imported_from_one_module() -> None:
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from subclasses(subclass)
 
 
 @pytest.mark.parametrize(
-    "kind", [one for one in CLASSES if callable(getattr(one, "close", None))], ids=str
+    "kind", [class_ for class_ in CLASSES if callable(getattr(class_, "close", None))], ids=str
 )
 def test_what_can_be_closed_is_closed_by_await_and_by_its_context(kind: type) -> None:
     assert inspect.iscoroutinefunction(kind.close)  # type: ignore[attr-defined]

@@ -104,8 +104,8 @@ async def test_each_upload_has_its_own_verdict() -> None:
     async with piped() as (cluster, pipeline):
         cluster.ends[6] = 3
         futures = [
-            await pipeline.upload(one)
-            for one in (upload(1, 0, 0, rows=2), upload(2, 5, 0, rows=3), upload(3, 0, 10))
+            await pipeline.upload(submission)
+            for submission in (upload(1, 0, 0, rows=2), upload(2, 5, 0, rows=3), upload(3, 0, 10))
         ]
         refused = messages.UploadVerdict(
             ERROR_CODE_OFFSET_NOT_MATCHED,
@@ -174,7 +174,7 @@ async def test_a_bad_upload_fails_no_other() -> None:
         bad = upload(13, 99, 0)
         good = [upload(100 + number, 0, 10 * number) for number in range(49)]
         uploads = [*good[:13], bad, *good[13:]]
-        futures = [await pipeline.upload(one) for one in uploads]
+        futures = [await pipeline.upload(submission) for submission in uploads]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(outcomes.pop(13), errors.InvalidRequestError)
         assert outcomes == [messages.COMMITTED] * 49, "the others are judged in the order they came"
@@ -200,7 +200,7 @@ async def test_controllers_without_the_call_are_said_to_be_so() -> None:
         cluster.hook = refuse
         futures = [await pipeline.upload(upload(number, number, 0)) for number in range(9)]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert [type(one) for one in outcomes] == [errors.UnsupportedError] * 9
+        assert [type(outcome) for outcome in outcomes] == [errors.UnsupportedError] * 9
 
 
 async def test_an_answer_to_another_message_is_a_violation() -> None:
@@ -239,7 +239,7 @@ async def test_messages_stay_within_their_bounds() -> None:
     for number, count in enumerate(rows):
         one = upload(number, 0, 0, count)
         queue.add(messages.PendingUpload.of(one, loop.create_future(), 0.0))
-    taken = [[one.rows for one in queue.take().uploads] for _ in range(4)]
+    taken = [[submission.rows for submission in queue.take().uploads] for _ in range(4)]
     assert taken == [[1, 19_999], [1, 1], [messages.MESSAGE_ROWS_MAX], [1]]
     assert not queue
 
@@ -249,27 +249,27 @@ async def test_what_can_not_share_a_message_does_not() -> None:
     loop = asyncio.get_running_loop()
     queue = messages.CommitQueue()
     without_epochs = messages.Upload(2, 1, [0], [0], [1])
-    for one in (upload(1, 0, 0), upload(1, 0, 0), without_epochs):
-        queue.add(messages.PendingUpload.of(one, loop.create_future(), 0.0))
+    for submission in (upload(1, 0, 0), upload(1, 0, 0), without_epochs):
+        queue.add(messages.PendingUpload.of(submission, loop.create_future(), 0.0))
     queue.add(messages.PendingCommit(commit(3, 0, 0), Plain.verdict, loop.create_future(), 0.0))
     queue.add(messages.PendingUpload.of(upload(4, 0, 0), loop.create_future(), 0.0))
     taken = [queue.take() for _ in range(4)]
-    assert [(len(one.commits), len(one.uploads)) for one in taken] == [
+    assert [(len(message.commits), len(message.uploads)) for message in taken] == [
         (0, 1),
         (0, 1),
         (0, 1),
         (1, 1),
     ]
     halves = queue.halves(taken[3])
-    assert [(len(one.commits), len(one.uploads)) for one in halves] == [(1, 0), (0, 1)]
+    assert [(len(halve.commits), len(halve.uploads)) for halve in halves] == [(1, 0), (0, 1)]
 
 
 async def test_a_message_is_what_the_contract_says() -> None:
     loop = asyncio.get_running_loop()
     queue = messages.CommitQueue()
     queue.add(messages.PendingCommit(commit(3, 9, 5), Plain.verdict, loop.create_future(), 0.0))
-    for one in (upload(1, 4, 0, rows=2), upload(2, 0, 0)):
-        queue.add(messages.PendingUpload.of(one, loop.create_future(), 0.0))
+    for submission in (upload(1, 4, 0, rows=2), upload(2, 0, 0)):
+        queue.add(messages.PendingUpload.of(submission, loop.create_future(), 0.0))
     message = objects_pb2.CommitPipelineRequest.FromString(queue.take().encode(NODE_MESSAGE))
     assert list(message.commits) == [commit(3, 9, 5)]
     assert message.uploads == objects_pb2.UploadColumns(
@@ -307,7 +307,7 @@ async def sent(*uploads: messages.Upload) -> objects_pb2.UploadColumns:
     """Return what a message of these uploads says in the words of the contract."""
     done = asyncio.get_running_loop().create_future
     message = messages.CommitMessage(
-        1, uploads=[messages.PendingUpload.of(one, done(), 1.0) for one in uploads]
+        1, uploads=[messages.PendingUpload.of(submission, done(), 1.0) for submission in uploads]
     )
     return objects_pb2.CommitPipelineRequest.FromString(message.encode(NODE_MESSAGE)).uploads
 

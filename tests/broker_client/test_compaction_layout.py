@@ -68,15 +68,15 @@ def write_out(commit: CommitPlan, bucket: Bucket, max_read_bytes: int) -> list[b
         assert all(read.size <= max_read_bytes for read in layout.reads)
         buffer = fill(layout, bucket)
         check_blocks(memoryview(buffer), layout.places, layout.entries, str)
-        for one in layout.outputs:
-            buffer[one.trailer_start : one.end] = one.trailer
-            if one.output.kind is OutputKind.SPLIT:
-                objects.append(bytes(buffer[one.start : one.end]))
+        for output in layout.outputs:
+            buffer[output.trailer_start : output.end] = output.trailer
+            if output.output.kind is OutputKind.SPLIT:
+                objects.append(bytes(buffer[output.start : output.end]))
                 continue
-            assert one.carried == len(carried)
-            buffer[one.start : one.start + one.carried] = carried
-            piece = bytes(buffer[one.start : one.end])
-            cut = len(piece) if one.trailer else len(piece) - len(piece) % PART
+            assert output.carried == len(carried)
+            buffer[output.start : output.start + output.carried] = carried
+            piece = bytes(buffer[output.start : output.end])
+            cut = len(piece) if output.trailer else len(piece) - len(piece) % PART
             whole += piece[:cut]
             carried = piece[cut:]
     return [*objects, *([bytes(whole)] if pieces else [])]

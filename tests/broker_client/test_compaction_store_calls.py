@@ -284,7 +284,7 @@ class FakeMap:
 
     async def ranges(self, object_ids: list[int]) -> dict[int, Column]:
         self.asked.append(object_ids)
-        return {one: np.array(self.known[one]) for one in object_ids if one in self.known}
+        return {id_: np.array(self.known[id_]) for id_ in object_ids if id_ in self.known}
 
 
 @dataclass
@@ -341,7 +341,7 @@ async def test_an_index_of_few_blocks_takes_one_get(streams: int, blocks: int, g
 
 async def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap(), cache_bytes=5_000)
-    sources = [bench.put(one, 20) for one in range(3)]
+    sources = [bench.put(number, 20) for number in range(3)]
     for source in sources:
         await bench.indexes.load([source])
     await bench.indexes.load(sources[1:])
@@ -357,7 +357,7 @@ async def test_each_fault_is_that_of_one_object() -> None:
     small = sso_sources.Source(4, 20, 1)
     loaded = await bench.indexes.load([good, corrupt, sso_sources.Source(3, 500, 1), small])
     assert isinstance(loaded[1], sso_sources.SourceIndex)
-    reasons = [loaded[one] for one in (2, 3, 4)]
+    reasons = [loaded[object_id] for object_id in (2, 3, 4)]
     assert all(isinstance(one, SourceError) and not one.passing for one in reasons), reasons
     bench.store.fail_next("get_range", StoreUnavailableError("down"))
     other = bench.put(5, 2)

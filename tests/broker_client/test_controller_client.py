@@ -115,7 +115,7 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> N
             assert len(b.cluster.map.streams) == before + 2, "the retry created streams again"
         sent = b.cluster.request_ids["CreateStreams"]
         assert len(set(sent)) == 3
-        assert all(1 <= len(one) <= 64 for one in sent)
+        assert all(1 <= len(page) <= 64 for page in sent)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_registration_finds_what_an_earlier_process_left_open_and_fences_i
     async with broker() as b:
         opened = await b.opened(2)
         newer = await BrokerSession.open(b.client, 1000, 2)
-        assert [one.stream_id for one in newer.inherited] == [one.stream_id for one in opened]
+        assert [id_.stream_id for id_ in newer.inherited] == [stream.stream_id for stream in opened]
         with pytest.raises(errors.NodeEpochExpiredError, match=r"1000.*1"):
             await BrokerSession.open(b.client, 1000, 1)
         with pytest.raises(errors.NodeEpochExpiredError):
@@ -307,8 +307,8 @@ def test_one_client_has_one_order_and_the_next_leader_changes_no_more_than_its_o
     order = one.order(None)
     assert order == one.order(None)
     assert sorted(order) == sorted(ALL)
-    assert [each for each in one.order("a:1") if each != "a:1"] == [
-        each for each in order if each != "a:1"
+    assert [endpoint for endpoint in one.order("a:1") if endpoint != "a:1"] == [
+        endpoint for endpoint in order if endpoint != "a:1"
     ]
 
 
@@ -337,7 +337,7 @@ def test_a_leader_with_two_names_comes_last_with_both() -> None:
     one = spread(1, "localhost:1")
     one.learn(ALL, "b:1")
     assert one.order("localhost:1")[:2] == [
-        each for each in one.order("localhost:1") if each in ("a:1", "c:1")
+        endpoint for endpoint in one.order("localhost:1") if endpoint in ("a:1", "c:1")
     ]
 
 

@@ -40,7 +40,7 @@ def records(size: int, salt: int) -> list[RecordBatch]:
 def encoded(size: int, salt: int = 1) -> bytes:
     builder = ObjectBuilder(size)
     for stream in range(STREAMS):
-        builder.write([one for one in records(size, salt) if one.stream_id == stream])
+        builder.write([record for record in records(size, salt) if record.stream_id == stream])
     return builder.finish().data
 
 

@@ -46,22 +46,22 @@ async def departed(streams: int) -> AsyncIterator[tuple[Broker, DepartedNode, li
 
 def records_of(stream_id: int, begin: int = 0, count: int = 2) -> list[RecordBatch]:
     offsets = range(begin, begin + 3 * count, 3)
-    return [RecordBatch(stream_id, 3, one, 3, b"%d.%d" % (stream_id, one)) for one in offsets]
+    return [RecordBatch(stream_id, 3, at, 3, b"%d.%d" % (stream_id, at)) for at in offsets]
 
 
 async def test_an_upload_of_which_some_were_refused_does_not_count_as_done() -> None:
     async with departed(3) as (b, node, (first, stolen, last)):
         await b.steal(stolen.stream_id)
-        wanted = {one.stream_id: records_of(one.stream_id) for one in (first, stolen, last)}
+        wanted = {id_.stream_id: records_of(id_.stream_id) for id_ in (first, stolen, last)}
         assert await node.upload(wanted) is False
         assert b.cluster.map.streams[first.stream_id].end == 6
         assert b.cluster.map.streams[stolen.stream_id].end == 0
 
-        rest = {one.stream_id: records_of(one.stream_id, 6) for one in (first, last)}
+        rest = {stream.stream_id: records_of(stream.stream_id, 6) for stream in (first, last)}
         assert await node.upload(rest) is True
-        for one in (first, last):
-            assert await b.payloads(one.stream_id) == [
-                record.payload for record in records_of(one.stream_id, 0, 4)
+        for stream in (first, last):
+            assert await b.payloads(stream.stream_id) == [
+                record.payload for record in records_of(stream.stream_id, 0, 4)
             ]
 
 
@@ -91,21 +91,21 @@ async def test_only_a_stream_of_another_counts_as_closed(monkeypatch: pytest.Mon
     asked: list[int] = []
 
     def close(request: streams_pb2.CloseStreamsRequest) -> streams_pb2.CloseStreamsResponse:
-        asked.extend(one.stream_id for one in request.streams)
+        asked.extend(stream.stream_id for stream in request.streams)
         errors = [codes.pop(0) for _ in request.streams]
         return streams_pb2.CloseStreamsResponse(errors=errors)
 
     monkeypatch.setattr(FakeMap, "close", lambda _, request: close(request))
     monkeypatch.setattr(departed_node, "_CLOSED_AT_ONCE", 2)
     async with departed(3) as (_, node, opened):
-        streams = [PendingStream(one.stream_id, one.epoch, 0, 0) for one in opened]
+        streams = [PendingStream(stream.stream_id, stream.epoch, 0, 0) for stream in opened]
         codes += [
             common_pb2.ERROR_CODE_STREAM_FENCED,
             common_pb2.ERROR_CODE_STREAM_NOT_EXIST,
             common_pb2.ERROR_CODE_STREAM_NOT_OPENED,
         ]
         await node.close(streams)
-        assert asked == [one.stream_id for one in opened]
+        assert asked == [stream.stream_id for stream in opened]
         codes += [common_pb2.ERROR_CODE_NONE, common_pb2.ERROR_CODE_NODE_FENCED]
         with pytest.raises(NodeFencedError):
             await node.close(streams)
@@ -213,7 +213,7 @@ async def test_a_node_that_can_not_be_recovered_holds_up_no_other_and_is_tried_a
         await until(lambda: len(worker.reports) == 2, "report of node 7")
         assert await b.payloads(streams[7]) == [b"of node 7"]
         await worker.close()
-        assert [one.node.node_id for one in worker.reports] == [8, 7]
+        assert [report.node.node_id for report in worker.reports] == [8, 7]
 
 
 async def test_a_node_without_a_log_in_the_bucket_is_left_alone() -> None:

@@ -231,11 +231,11 @@ class Machines:
 
     def acknowledged(self) -> int:
         """How many appends were acknowledged, by all together."""
-        return sum(count_notes(one.settings.notes) for one in self.all)
+        return sum(count_notes(broker.settings.notes) for broker in self.all)
 
     def working(self) -> list[Machine]:
         """Machines that have all their streams and are not done; one that failed fails the test."""
-        lost = [one for one, _ in self.heirs]
+        lost = [broker for broker, _ in self.heirs]
         found = []
         for one in self.all:
             if one in lost:
@@ -248,9 +248,9 @@ class Machines:
 
     def is_done(self) -> bool:
         """Whether every machine that was not lost has written its quota."""
-        lost = [one for one, _ in self.heirs]
+        lost = [broker for broker, _ in self.heirs]
         self.working()
-        return all(one in lost or not one.child.is_running for one in self.all)
+        return all(broker in lost or not broker.child.is_running for broker in self.all)
 
     def lose(self, one: Machine, *, is_stopped: bool) -> None:
         """Lose a machine for good, or stop its broker; a new node is to take its streams."""
@@ -264,12 +264,12 @@ class Machines:
 
     def wake(self) -> None:
         """Let stopped brokers go on, once their heirs have their streams; they must give up."""
-        for one, heir in self.heirs:
-            if one in self.stopped:
+        for broker, heir in self.heirs:
+            if broker in self.stopped:
                 self.wait(lambda heir=heir: bool(heir.ends()), "the heir has the streams")  # type: ignore[misc]
-                one.child.process.send_signal(signal.SIGCONT)
-                self.wait(lambda one=one: not one.child.is_running, "the stopped broker ends")  # type: ignore[misc]
-                assert one.child.process.returncode not in (0, -signal.SIGKILL)
+                broker.child.process.send_signal(signal.SIGCONT)
+                self.wait(lambda broker=broker: not broker.child.is_running, "the broker ends")  # type: ignore[misc]
+                assert broker.child.process.returncode not in (0, -signal.SIGKILL)
 
     def wait(self, is_so: Callable[[], bool], what: str) -> None:
         """Wait for something, as long as records are acknowledged."""
@@ -282,11 +282,11 @@ class Machines:
 
     def checked_ends(self) -> dict[int, int]:
         """Up to where each stream was acknowledged; all of it was there when its heir took it."""
-        for one, heir in self.heirs:
+        for broker, heir in self.heirs:
             starts = heir.starts()
-            for stream_id, end in one.ends().items():
+            for stream_id, end in broker.ends().items():
                 # Less was recovered than was acknowledged, or more was acknowledged afterwards.
-                assert end <= starts[stream_id], f"stream {stream_id} of {one.child.name}"
+                assert end <= starts[stream_id], f"stream {stream_id} of {broker.child.name}"
         ends: dict[int, int] = {}
         for machine in self.all:
             for stream_id, end in machine.ends().items():
@@ -294,9 +294,9 @@ class Machines:
         return ends
 
     def end(self) -> None:
-        for one in self.all:
-            one.child.process.send_signal(signal.SIGCONT)
-            one.child.kill()
+        for broker in self.all:
+            broker.child.process.send_signal(signal.SIGCONT)
+            broker.child.kill()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ async def test_open_streams_need_their_log(cluster: LocalCluster, tmp_path: Path
         assert "allow_missing_log=True" in str(refused.value)
     assert not (tmp_path / "empty").exists(), "a refused start has made a log"
     async with await start(cluster, node_id, kinds[had]) as client:
-        assert [one.stream_id for one in client.inherited] == [stream_id]
+        assert [stream.stream_id for stream in client.inherited] == [stream_id]
     anyway = replace(kinds["none"], allow_missing_log=True)
     async with await start(cluster, node_id, anyway) as client:
         assert await client.append(stream_id, b"1") == 1
@@ -91,7 +91,7 @@ async def test_a_node_without_a_log_may_get_one(cluster: LocalCluster, tmp_path:
     async with await start(cluster, node_id, kinds["none"]) as client:
         stream_id = await open_stream(client)
     async with await start(cluster, node_id, kinds["disk"]) as client:
-        assert [one.stream_id for one in client.inherited] == [stream_id]
+        assert [stream.stream_id for stream in client.inherited] == [stream_id]
 
 
 async def test_streams_of_a_closed_broker_are_taken(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_streams_of_a_closed_broker_are_taken(cluster: LocalCluster, tmp_p
         while (await second.open_streams([stream_id])).failed:
             pass
         assert await second.append(stream_id, b"1") == 1
-        assert [one.payload for one in await second.read(stream_id, 0)] == [b"0", b"1"]
+        assert [record.payload for record in await second.read(stream_id, 0)] == [b"0", b"1"]
 
 
 async def test_a_closing_broker_closes_its_streams(cluster: LocalCluster, tmp_path: Path) -> None:

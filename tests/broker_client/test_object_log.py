@@ -54,7 +54,7 @@ async def opened(
 
 async def appended(log: ObjectLog, first: int, end: int, size: int = 20) -> None:
     """Append records and wait until each is acknowledged."""
-    acks = [log.append(*encoded(record_at(one, size))) for one in range(first, end)]
+    acks = [log.append(*encoded(record_at(number, size))) for number in range(first, end)]
     await asyncio.gather(*map(asyncio.shield, acks))
 
 
@@ -181,7 +181,7 @@ async def test_behind_a_seal_slots_count_for_nothing() -> None:
     store.held = {name_of().slot_key(2)}
     async with opened(store) as log:
         await appended(log, 0, 1)
-        acks = [log.append(*encoded(record_at(one, 1000))) for one in (1, 2, 3)]
+        acks = [log.append(*encoded(record_at(number, 1000))) for number in (1, 2, 3)]
         await until(lambda: 4 in slot_keys(store), "slots behind the one that is held")
         store.held.clear()
         sealed = await reading.seal_log(slots, name_of(), BY)
@@ -258,7 +258,7 @@ def test_no_slot_under_way_is_past_though_its_records_are_settled() -> None:
     queue: SlotQueue[None] = SlotQueue(name_of(), bytes(16), replace(QUICK, slot_bytes=84))
     for number in range(3):
         queue.append(encoded(record_at(number)), None)
-    assert [one.sequence for one in queue.take_uploads()] == [1, 2, 3]
+    assert [upload.sequence for upload in queue.take_uploads()] == [1, 2, 3]
     queue.trim(2)
     queue.append(encoded(record_at(3)), None)
     queue.cut()
@@ -283,11 +283,11 @@ def test_no_more_slots_are_under_way_than_allowed() -> None:
     config = replace(QUICK, slot_bytes=84, parallel_uploads=3)
     queue: SlotQueue[int] = SlotQueue(name_of(), bytes(16), config)
     groups = [queue.append(encoded(record_at(number)), number) for number in range(6)]
-    assert [one.sequence for one in queue.take_uploads()] == [1, 2, 3]
+    assert [upload.sequence for upload in queue.take_uploads()] == [1, 2, 3]
     assert queue.mark_stored(3) == []
     assert list(queue.take_uploads()) == []
     assert queue.mark_stored(1) == groups[:1]
-    assert [one.sequence for one in queue.take_uploads()] == [4]
+    assert [upload.sequence for upload in queue.take_uploads()] == [4]
     assert queue.mark_stored(2) == groups[1:3]
 
 

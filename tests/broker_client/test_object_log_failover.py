@@ -53,7 +53,7 @@ class Node:
         return self.streams
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
-        return {one: StreamHistory(0, self.ranges) for one in stream_ids if one < 9}
+        return {stream: StreamHistory(0, self.ranges) for stream in stream_ids if stream < 9}
 
     async def is_stored(self, record: RecordBatch) -> bool:
         return record in self.stored
@@ -64,14 +64,14 @@ class Node:
             self.refusals -= 1
             self.streams = self.then or self.streams
             return False
-        self.uploads += [one for some in records.values() for one in some]
+        self.uploads += [stored for some in records.values() for stored in some]
         return True
 
     async def close(self, streams: Sequence[PendingStream]) -> None:
         self.calls.append("close")
         if self.close_error is not None:
             raise self.close_error
-        self.closed += [one.stream_id for one in streams]
+        self.closed += [stream.stream_id for stream in streams]
 
 
 def record(stream_id: int, offset: int, epoch: int = EPOCH) -> RecordBatch:
@@ -84,7 +84,7 @@ async def logged(
     """Leave a log with these records, acknowledged and not trimmed, one a slot."""
     log = await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, node_epoch), ONE_EACH)
     async with log:
-        await asyncio.gather(*(asyncio.shield(log.append(*encoded(one))) for one in records))
+        await asyncio.gather(*(asyncio.shield(log.append(*encoded(batch))) for batch in records))
 
 
 async def recovered(store: MemoryObjectStore, node: Node) -> FailoverReport:
@@ -109,9 +109,9 @@ async def test_what_continues_a_stream_is_uploaded_and_the_rest_is_set_aside() -
     await logged(store, [*records, record(3, 1), record(3, 2)])
     node = Node([owed(1, 5), owed(2, 8)])
     report = await recovered(store, node)
-    assert {one.payload for one in node.uploads} == {b"1.5", b"2.8", b"1.6"}
+    assert {upload.payload for upload in node.uploads} == {b"1.5", b"2.8", b"1.6"}
     assert (report.committed, report.uploaded, report.set_aside) == (2, 3, 3)
-    aside = [one for key in report.aside_keys for one in read_aside(store, key, NAMESPACE)[1]]
+    aside = [stored for key in report.aside_keys for stored in read_aside(store, key, NAMESPACE)[1]]
     assert aside == [records[4], records[5], record(3, 2)]
     assert node.closed == [1, 2]
     assert node.calls[-1] == "close"
@@ -133,7 +133,7 @@ async def test_after_a_refused_upload_everything_is_judged_anew() -> None:
     await logged(store, [record(1, 0), record(1, 1), record(2, 0)])
     node = Node([owed(1, 0), owed(2, 0)], refusals=1, then=[owed(1, 1), owed(2, 0)])
     report = await recovered(store, node)
-    assert sorted(one.payload for one in node.uploads) == [b"1.1", b"2.0"]
+    assert sorted(upload.payload for upload in node.uploads) == [b"1.1", b"2.0"]
     assert (report.committed, report.uploaded, report.set_aside) == (1, 2, 0)
 
 
@@ -242,7 +242,7 @@ async def test_all_records_set_aside_of_a_large_log_can_be_read_though_in_severa
     report = await recovered(store, Node([]))
     assert report.set_aside == 20
     assert len(report.aside_keys) == len(set(report.aside_keys)) > 3
-    aside = [one for key in report.aside_keys for one in read_aside(store, key, NAMESPACE)[1]]
+    aside = [stored for key in report.aside_keys for stored in read_aside(store, key, NAMESPACE)[1]]
     assert aside == lost
 
 

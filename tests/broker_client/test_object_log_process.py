@@ -113,17 +113,17 @@ async def test_what_brokers_acknowledged_outlives_their_machines(tmp_path: Path)
                 children[node_id].kill()
                 shutil.rmtree(cluster.root / f"machine-{node_id}")
             await until(lambda: len(client.failovers) == len(node_ids), "both recovered")
-            assert {one.node.node_id for one in client.failovers} == set(node_ids)
+            assert {failover.node.node_id for failover in client.failovers} == set(node_ids)
             assert all(one.uploaded > 0 and not one.set_aside for one in client.failovers)
-            assert [one.closed_streams for one in client.failovers] == [STREAMS, STREAMS]
+            assert [failover.closed_streams for failover in client.failovers] == [STREAMS, STREAMS]
             await check_all(cluster, client, node_ids)
             namespace = client.session.namespace
         # Each recovered log leaves a seal and a mark, the survivor's a claim and a seal.
         store = LocalObjectStore(cluster.root / "bucket")
         left = list(store.list_objects(logs_prefix(namespace)))
-        assert all(parse_log_key(one.key, namespace) is not None for one in left)
+        assert all(parse_log_key(entry.key, namespace) is not None for entry in left)
         assert len(left) <= 2 * len(node_ids) + 2
-        assert sum(one.size for one in left) < 1000
+        assert sum(entry.size for entry in left) < 1000
 
 
 async def test_a_broker_that_was_stopped_acknowledges_nothing_more(tmp_path: Path) -> None:

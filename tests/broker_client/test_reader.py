@@ -39,11 +39,11 @@ async def written(
         async with StreamWriter(b.session, b.store, settings) as writer:
             writer.attach(opened)
             for _ in range(rounds):
-                for one in opened:
+                for stream in opened:
                     for _ in range(5):
-                        offset = writer.next_offset(one.stream_id)
-                        payload = payload_of(one.stream_id, offset, payload_bytes)
-                        await writer.append(one.stream_id, payload, 2)
+                        offset = writer.next_offset(stream.stream_id)
+                        payload = payload_of(stream.stream_id, offset, payload_bytes)
+                        await writer.append(stream.stream_id, payload, 2)
                 await writer.flush()
         async with b.reader() as reader:
             yield b, reader
@@ -60,7 +60,7 @@ def bases(records: list[RecordBatch]) -> list[int]:
 async def read_all(reader: StreamReader, stream_id: int, *, bulk: bool) -> list[RecordBatch]:
     if not bulk:
         return await reader.read(stream_id, 0)
-    ((_, records),) = [one async for one in reader.read_streams([stream_id])]
+    ((_, records),) = [stream async for stream in reader.read_streams([stream_id])]
     return records
 
 
@@ -272,12 +272,12 @@ def test_merged_ranges_cover_each_block_once_within_bounds(raw: list[tuple[int, 
         ends[object_id] = position + size
         blocks.append(Block(object_id, IndexEntry(0, position, position + 1, 1, position, size)))
     ranges = merge_blocks(random.Random(1).sample(blocks, len(blocks)))
-    covered = [block for one in ranges for block in one.blocks]
+    covered = [block for range_ in ranges for block in range_.blocks]
     assert sorted(map(repr, covered)) == sorted(map(repr, blocks))
-    for one in ranges:
-        assert {block.object_id for block in one.blocks} == {one.object_id}
-        assert one.start == one.blocks[0].entry.position
-        used = sum(block.entry.size for block in one.blocks)
-        assert one.end == one.blocks[-1].range[1]
-        assert len(one.blocks) == 1 or one.end - one.start <= MAX_SPAN
-        assert used >= (one.end - one.start) * (1 - MAX_UNUSED)
+    for range_ in ranges:
+        assert {block.object_id for block in range_.blocks} == {range_.object_id}
+        assert range_.start == range_.blocks[0].entry.position
+        used = sum(block.entry.size for block in range_.blocks)
+        assert range_.end == range_.blocks[-1].range[1]
+        assert len(range_.blocks) == 1 or range_.end - range_.start <= MAX_SPAN
+        assert used >= (range_.end - range_.start) * (1 - MAX_UNUSED)

@@ -325,7 +325,7 @@ async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> 
         at = 0
         while at < 1_000:
             got = await reader.read(0, at, None, 10_000)
-            assert [one.base_offset for one in got] == list(range(at, at + len(got)))
+            assert [batch.base_offset for batch in got] == list(range(at, at + len(got)))
             at += len(got)
             await until(lambda: not reader._ranges._ahead, "end of read-ahead")
             assert reader.held_bytes <= 64 << 20
@@ -335,9 +335,9 @@ async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> 
         assert stats.blocks_read_ahead >= 95
         assert stats.blocks_evicted_unread == 0
         assert reader._blocks.size == 0, "all was read, nothing stays"
-        fetched = [one for one in world.store.gets if one[2] is not None]
+        fetched = [request for request in world.store.gets if request[2] is not None]
         spans = sorted((start, end or 0) for _, start, end in fetched)
-        assert all(one[1] <= other[0] for one, other in pairwise(spans))
+        assert all(span[1] <= other[0] for span, other in pairwise(spans))
 
 
 @asynccontextmanager
@@ -411,7 +411,7 @@ async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_
             at = start
             while at < 400:
                 got = await reader.read(0, at, None, 5_000)
-                assert [one.base_offset for one in got] == list(range(at, at + len(got)))
+                assert [batch.base_offset for batch in got] == list(range(at, at + len(got)))
                 at += len(got)
                 assert reader._blocks.size <= 66_000
 
@@ -434,7 +434,7 @@ async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
             got = await reader.read(at % 2, at)
             most = max(most, reader._fetcher.held_bytes)
             assert got[0].base_offset == at
-            assert sum(2 * (len(one.payload) + 33) + RECORD_BYTES for one in got) <= 51_000
+            assert sum(2 * (len(batch.payload) + 33) + RECORD_BYTES for batch in got) <= 51_000
 
         await asyncio.gather(*(read(at) for at in range(0, 290, 3)))
         assert 0 < most <= 100_000
@@ -472,7 +472,7 @@ async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:
         reached, release = threading.Event(), threading.Event()
         world.store.block_on = (reached, release)
         before = len(world.store.gets)
-        leaving, staying = (asyncio.create_task(reader.read(each, 0)) for each in (0, 1))
+        leaving, staying = (asyncio.create_task(reader.read(stream_id, 0)) for stream_id in (0, 1))
         await until(reached.is_set, "request")
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)

@@ -103,7 +103,7 @@ def test_known_slices_always_say_what_the_map_says_or_said(seed: int) -> None:
     answered = states[asked]
     end = answered[-1].end_offset if answered else 0
     offset = rng.randint(0, end)
-    shown = [one for one in answered if one.end_offset > offset][: rng.randint(1, 20)]
+    shown = [slice_ for slice_ in answered if slice_.end_offset > offset][: rng.randint(1, 20)]
     known = StreamSlices(0, end)
     known.learn(shown, 0, end)
     for at in range(max(0, asked - rng.randint(0, 5)), len(changes)):
@@ -112,7 +112,7 @@ def test_known_slices_always_say_what_the_map_says_or_said(seed: int) -> None:
         if at + 1 >= asked:
             true_now = states[at + 1]
             run = known.run_from(offset, 99)
-            assert all(one in true_now for one in run), f"seed {seed}, change {at}"
+            assert all(slice_ in true_now for slice_ in run), f"seed {seed}, change {at}"
             assert known.end_offset == true_now[-1].end_offset
 
 
@@ -185,7 +185,7 @@ async def test_changes_keep_an_answer_true_while_they_come_without_a_break() -> 
         s.clock.now += 3600
         s.clock.caught_up_at = s.clock.now - 1
         located = await s.cache.locate(3, 30)
-        assert [one.end_offset for one in located.slices] == [35]
+        assert [slice_.end_offset for slice_ in located.slices] == [35]
         assert s.stats.lookups == 1
         assert s.cache.ends_at(3, 35)
         s.clock.caught_up_at = s.clock.now - 6
@@ -215,7 +215,7 @@ async def test_that_there_is_nothing_is_never_believed_from_memory() -> None:
         assert not (await s.cache.locate(3, 30)).slices
         s.world.tells = False
         s.world.commit({3: 5})
-        assert [one.end_offset for one in (await s.cache.locate(3, 30)).slices] == [35]
+        assert [slice_.end_offset for slice_ in (await s.cache.locate(3, 30)).slices] == [35]
 
 
 async def test_a_change_that_overtakes_the_answer_is_not_lost() -> None:
@@ -230,7 +230,7 @@ async def test_a_change_that_overtakes_the_answer_is_not_lost() -> None:
         await s.cache.locate(3, 0)
         del s.place.cluster.hooks["GetObjects"]
         located = await s.cache.locate(3, 0)
-        assert [one.end_offset for one in located.slices] == [20, 30, 34]
+        assert [slice_.end_offset for slice_ in located.slices] == [20, 30, 34]
         assert s.stats.lookups == 1, "the answer held both changes already"
 
 
@@ -246,7 +246,7 @@ async def test_an_answer_older_than_the_changes_beside_it_is_corrected() -> None
         remembered = s.cache.get(3, 12)
         assert remembered is not None
         assert (remembered.start_offset, remembered.end_offset) == (12, 34)
-        assert [one.end_offset for one in remembered.slices] == [20, 30, 34]
+        assert [slice_.end_offset for slice_ in remembered.slices] == [20, 30, 34]
 
 
 async def test_refusals_are_raised_and_forgotten() -> None:
@@ -296,7 +296,7 @@ async def test_news_wake_those_who_wait_for_the_stream_and_nobody_else() -> None
 
 async def test_questions_of_one_turn_go_out_in_one_call() -> None:
     async with scene() as s:
-        await asyncio.gather(*(s.cache.locate(each, 0) for each in range(20)))
+        await asyncio.gather(*(s.cache.locate(stream_id, 0) for stream_id in range(20)))
         assert s.place.cluster.calls["GetObjects"] == 1
 
 
@@ -306,7 +306,7 @@ def test_a_row_of_a_commit_for_many_streams_reaches_its_own_stream_alone() -> No
     world = World()
     world.create(3)
     world.commit(dict.fromkeys(range(3), 2))
-    record = set_objects_record({each: world.streams[each].pieces[0] for each in range(3)})
+    record = set_objects_record({stream: world.streams[stream].pieces[0] for stream in range(3)})
     with cache.watch_changes(1) as news:
         cache.on_records(records_pb2.RecordSet(records=[record]))
         assert news.is_set()
@@ -366,7 +366,7 @@ async def change(world: World, rng: random.Random) -> None:
     match rng.choices(["commit", "compact", "trim", "lose", "break"], [10, 5, 2, 0.5, 0.5])[0]:
         case "commit":
             chosen = rng.sample(range(STREAMS), rng.randint(1, STREAMS))
-            world.commit({each: rng.randint(1, 6) for each in chosen}, span=rng.randint(1, 3))
+            world.commit({stream: rng.randint(1, 6) for stream in chosen}, span=rng.randint(1, 3))
         case "compact" if len(stream.pieces) >= 2:
             first = rng.randrange(len(stream.pieces) - 1)
             count = rng.randint(2, min(5, len(stream.pieces) - first))
@@ -433,8 +433,8 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
     world.create(STREAMS)
     world.commit(dict.fromkeys(range(STREAMS), 5))
     reader = place.reader(config)
-    tailed: dict[int, list[RecordBatch]] = {each: [] for each in range(STREAMS)}
-    tails = [asyncio.create_task(follow(reader, world, each, out)) for each, out in tailed.items()]
+    tailed: dict[int, list[RecordBatch]] = {stream_id: [] for stream_id in range(STREAMS)}
+    tails = [asyncio.create_task(follow(reader, world, id_, out)) for id_, out in tailed.items()]
 
     async def read_many(own: random.Random) -> None:
         for _ in range(STEPS):
@@ -451,7 +451,7 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
     world.commit(dict.fromkeys(range(STREAMS), 1))
     await until(
         lambda: (
-            all(out and out[-1] == world.streams[each].records[-1] for each, out in tailed.items())
+            all(out and out[-1] == world.streams[id_].records[-1] for id_, out in tailed.items())
             or any(task.done() for task in tails)
         ),
         "end of all tails",
@@ -459,9 +459,9 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
     for task in tails:
         task.cancel()
     await asyncio.gather(*tails, return_exceptions=True)
-    for each, out in tailed.items():
-        check_tailed(out, world, each)
-        assert out[-1] == world.streams[each].records[-1]
+    for stream_id, out in tailed.items():
+        check_tailed(out, world, stream_id)
+        assert out[-1] == world.streams[stream_id].records[-1]
     await reader.close()
 
 

@@ -54,29 +54,29 @@ async def followed(place: Place, reader: StreamReader) -> None:
 async def test_a_tail_gives_what_is_there_and_then_what_comes() -> None:
     async with tailing() as (place, reader):
         tail = reader.tail(1, 4)
-        assert [one.base_offset for one in await take(tail, 6)] == list(range(4, 10))
+        assert [batch.base_offset for batch in await take(tail, 6)] == list(range(4, 10))
         waiting = asyncio.create_task(take(tail, 3))
         await followed(place, reader)
         place.world.commit({0: 1})
         place.world.commit({1: 3})
         got = await waiting
-        assert [one.payload for one in got] == [payload_of(1, at) for at in (10, 11, 12)]
+        assert [batch.payload for batch in got] == [payload_of(1, at) for at in (10, 11, 12)]
         assert tail.position == 13
 
 
 async def test_idle_tails_ask_nothing_and_share_one_watch() -> None:
     async with tailing(streams=300) as (place, reader):
-        tails = [reader.tail(each, 0) for each in range(300)]
+        tails = [reader.tail(stream_id, 0) for stream_id in range(300)]
         await asyncio.gather(*(take(tail, 10) for tail in tails))
         waiting = [asyncio.create_task(take(tail, 2)) for tail in tails]
         await until(lambda: reader._follower.is_healthy, "watch")
-        await until(lambda: all(reader._slices.ends_at(each, 10) for each in range(300)), "ends")
+        await until(lambda: all(reader._slices.ends_at(id_, 10) for id_ in range(300)), "ends")
         asked, watches = place.cluster.calls["GetObjects"], place.cluster.calls["Watch"]
         for _ in range(2):
             place.world.commit(dict.fromkeys(range(300), 1))
             await asyncio.sleep(0)
         for got in await asyncio.gather(*waiting):
-            assert [one.base_offset for one in got] == [10, 11]
+            assert [batch.base_offset for batch in got] == [10, 11]
         assert place.cluster.calls["GetObjects"] == asked
         assert place.cluster.calls["Watch"] == watches <= 3
         assert set(place.cluster.requests["Watch"][-1].stream_ids) == set(range(300))
@@ -86,9 +86,9 @@ async def test_more_streams_than_a_filter_takes_are_watched_without_one() -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata_follower, "MAX_FILTERED_STREAMS", 2)
         async with tailing(streams=5) as (place, reader):
-            tails = [reader.tail(each, 10) for each in range(5)]
+            tails = [reader.tail(stream_id, 10) for stream_id in range(5)]
             waiting = [asyncio.create_task(take(tail, 1)) for tail in tails]
-            await until(lambda: all(reader._slices.ends_at(each, 10) for each in range(5)), "ends")
+            await until(lambda: all(reader._slices.ends_at(id_, 10) for id_ in range(5)), "ends")
             place.world.commit(dict.fromkeys(range(5), 1))
             await asyncio.gather(*waiting)
             assert not place.cluster.requests["Watch"][-1].stream_ids
@@ -149,7 +149,7 @@ async def test_a_tail_that_is_dropped_is_followed_no_longer() -> None:
 async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
     async with tailing() as (place, reader):
         trimmed, deleted = reader.tail(0, 10), reader.tail(1, 10)
-        waiting = [asyncio.create_task(take(one, 1)) for one in (trimmed, deleted)]
+        waiting = [asyncio.create_task(take(tail, 1)) for tail in (trimmed, deleted)]
         await until(lambda: reader._slices.ends_at(0, 10) and reader._slices.ends_at(1, 10), "ends")
         await followed(place, reader)
         place.world.tells = False
@@ -175,14 +175,14 @@ async def test_offsets_that_are_owed_are_waited_for_and_those_given_up_are_passe
         assert not waiting.done(), "offsets 10 to 15 are not there yet"
         assert (await reader.fetch(0, 10)).records == []
         place.world.give_up(0, 10, 15)
-        assert [one.base_offset for one in await waiting] == [15, 16, 17]
+        assert [batch.base_offset for batch in await waiting] == [15, 16, 17]
         fetched = await reader.fetch(0, 12)
-        assert [one.base_offset for one in fetched.records] == [15, 16, 17]
+        assert [record.base_offset for record in fetched.records] == [15, 16, 17]
         assert (fetched.next_offset, fetched.end_offset) == (18, 18)
         assert await reader.read(0, 10, 15) == []
-        assert [one.base_offset async for one in reader.iterate(0, 9)] == [9, 15, 16, 17]
-        ((_, records),) = [one async for one in reader.read_streams([0])]
-        assert [one.base_offset for one in records] == [*range(10), 15, 16, 17]
+        assert [batch.base_offset async for batch in reader.iterate(0, 9)] == [9, 15, 16, 17]
+        ((_, records),) = [stream async for stream in reader.read_streams([0])]
+        assert [record.base_offset for record in records] == [*range(10), 15, 16, 17]
         assert reader.stats.lost_offsets > 0
 
 
@@ -194,7 +194,7 @@ async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
         asked = place.cluster.calls["GetObjects"]
         await until(lambda: place.cluster.calls["GetObjects"] > asked + 3, "questions")
         place.world.commit({0: 2})
-        assert [one.base_offset for one in await waiting] == [10, 11]
+        assert [batch.base_offset for batch in await waiting] == [10, 11]
 
 
 async def test_a_tail_waits_for_controllers_and_resumes(caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +256,7 @@ async def test_changes_that_are_gone_everywhere_lose_nothing() -> None:
         place.world.commit({0: 7})
         place.world.tells = True
         place.world.lose_changes()
-        assert [one.base_offset for one in await waiting] == list(range(10, 17))
+        assert [batch.base_offset for batch in await waiting] == list(range(10, 17))
 
 
 async def test_a_watch_that_lags_behind_the_leader_is_given_up() -> None:
@@ -278,23 +278,23 @@ async def test_a_new_stream_joins_the_watch_and_misses_nothing() -> None:
         rng, ends = random.Random(9), dict.fromkeys(range(30), 10)
         tails = {}
         waiting = []
-        for each in range(30):
-            tails[each] = reader.tail(each, 0)
-            waiting.append(asyncio.create_task(take(tails[each], 20)))
+        for stream_id in range(30):
+            tails[stream_id] = reader.tail(stream_id, 0)
+            waiting.append(asyncio.create_task(take(tails[stream_id], 20)))
             for other in rng.sample(range(30), 10):
                 if ends[other] < 20:
                     place.world.commit({other: 1})
                     ends[other] += 1
             await asyncio.sleep(rng.choice([0, 0.002]))
-        place.world.commit({each: 20 - end for each, end in ends.items() if end < 20})
+        place.world.commit({stream_id: 20 - end for stream_id, end in ends.items() if end < 20})
         for got in await asyncio.gather(*waiting):
-            assert [one.base_offset for one in got] == list(range(20))
+            assert [batch.base_offset for batch in got] == list(range(20))
 
 
 async def test_fetch_returns_at_once_when_there_is_something_or_no_wait() -> None:
     async with tailing() as (_, reader):
         fetched = await reader.fetch(0, 4)
-        assert [one.base_offset for one in fetched.records] == list(range(4, 10))
+        assert [record.base_offset for record in fetched.records] == list(range(4, 10))
         assert (fetched.next_offset, fetched.start_offset, fetched.end_offset) == (10, 0, 10)
         assert fetched.payload_bytes == 120
         nothing = await reader.fetch(0, 10)
@@ -311,12 +311,12 @@ async def test_fetch_waits_for_enough_and_no_longer() -> None:
             place.world.commit({0: 1})
             await asyncio.sleep(0.01)
         fetched = await waiting
-        assert [one.base_offset for one in fetched.records] == list(range(8, 13))
+        assert [record.base_offset for record in fetched.records] == list(range(8, 13))
         some = await reader.fetch(0, 11, min_bytes=1_000_000, wait_s=0.05)
-        assert [one.base_offset for one in some.records] == [11, 12]
+        assert [record.base_offset for record in some.records] == [11, 12]
         assert (await reader.fetch(0, 13, wait_s=0.05)).records == []
         few = await reader.fetch(0, 0, max_bytes=30, min_bytes=30, wait_s=PATIENCE_S)
-        assert [one.base_offset for one in few.records] == [0, 1]
+        assert [record.base_offset for record in few.records] == [0, 1]
 
 
 async def test_requests_that_make_no_sense_are_refused() -> None:
@@ -432,12 +432,12 @@ async def test_a_wider_watch_goes_on_where_the_narrow_one_was_even_if_that_was_b
         place.world.commit({1: 1})
         await second
         watches = place.cluster.requests["Watch"]
-        assert {one.from_offset for one in watches} == {watches[0].from_offset}
+        assert {watch.from_offset for watch in watches} == {watches[0].from_offset}
 
 
 async def test_streams_that_come_one_by_one_do_not_keep_the_watch_from_being_heard() -> None:
     async with tailing(streams=60) as (place, reader):
-        tails = [reader.tail(each, 10) for each in range(60)]
+        tails = [reader.tail(stream_id, 10) for stream_id in range(60)]
         waiting = []
         for tail in tails:
             waiting.append(asyncio.create_task(take(tail, 1)))

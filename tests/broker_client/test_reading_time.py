@@ -57,8 +57,8 @@ class FakeObjects:
     def with_bounds(self, change: Callable[[int, int], tuple[int, int]]) -> list[Slice]:
         changed = ((one, change(one.min_timestamp_ms, one.max_timestamp_ms)) for one in self.slices)
         return [
-            replace(one, min_timestamp_ms=low, max_timestamp_ms=high)
-            for one, (low, high) in changed
+            replace(object_id, min_timestamp_ms=low, max_timestamp_ms=high)
+            for object_id, (low, high) in changed
         ]
 
     async def blocks_of(self, piece: Slice) -> list[Block]:
@@ -74,7 +74,7 @@ class FakeObjects:
 
     async def found(self, slices: Sequence[Slice], time: int, bound: Bound) -> int | None:
         record = await find_record(
-            self, slices, time, bound, lambda one: self.times[one.base_offset]
+            self, slices, time, bound, lambda batch: self.times[batch.base_offset]
         )
         return None if record is None else record.base_offset
 
@@ -82,7 +82,7 @@ class FakeObjects:
 def slow(times: Sequence[int], time: int, bound: Bound) -> int | None:
     """Go through all records."""
     if bound == "lower":
-        return next((at for at, one in enumerate(times) if one >= time), None)
+        return next((at for at, record_time in enumerate(times) if record_time >= time), None)
     return next((at for at in reversed(range(len(times))) if times[at] <= time), None)
 
 

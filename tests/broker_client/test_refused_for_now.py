@@ -224,7 +224,7 @@ async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
     async with heartbeat_of(session, told) as heartbeat:
         heartbeat.start()
         await until(lambda: session.sent > 5, "heartbeats")
-        assert [one.node_id for one in heartbeat.recoveries] == [1001]
+        assert [recovery.node_id for recovery in heartbeat.recoveries] == [1001]
         assert [(one.node_id, one.node_epoch) for one in heartbeat.compactions] == [(1002, 4)]
     sent = session.sent
     assert (told, session.sent) == ([], sent)

@@ -68,7 +68,7 @@ class Logged:
         assert client.recovery is not None
         place = client.recovery.file
         if isinstance(place, Path):
-            return [one for one in read_set_aside(place) if isinstance(one, RecordBatch)]
+            return [entry for entry in read_set_aside(place) if isinstance(entry, RecordBatch)]
         assert place is not None
         store = LocalObjectStore(Path(self.cluster.store_uri.removeprefix("file://")))
         return read_aside(store, place, client.session.namespace)[1]
@@ -89,7 +89,7 @@ def logged(request: pytest.FixtureRequest, cluster: LocalCluster, tmp_path: Path
 
 
 async def payloads(client: StreamClient, stream_id: int) -> list[bytes]:
-    return [one.payload async for one in client.iterate(stream_id)]
+    return [stored.payload async for stored in client.iterate(stream_id)]
 
 
 EARLY = [b"early %d" % number for number in range(5)]
@@ -108,7 +108,7 @@ async def test_a_log_is_set_aside_whole_after_others_wrote(logged: Logged, count
     back = await logged.start()
     assert back.recovery is not None
     assert (back.recovery.uploaded, back.recovery.set_aside) == (0, 5)
-    assert [one.payload for one in await logged.set_aside(back)] == LATE
+    assert [stored.payload for stored in await logged.set_aside(back)] == LATE
     assert await back.append(stream_id, b"next") == 5 + count
     await back.flush()
     assert await payloads(back, stream_id) == [*EARLY, *others, b"next"]
@@ -156,7 +156,7 @@ async def test_ten_thousand_streams_are_inherited_in_two_calls() -> None:
         await b.opened(10_000, epoch=3)
         before = b.cluster.calls["OpenStreams"]
         session = await BrokerSession.open(b.client, b.session.node.node_id, 2)
-        assert [one.epoch for one in session.inherited] == [4] * 10_000
+        assert [stream.epoch for stream in session.inherited] == [4] * 10_000
         assert b.cluster.calls["OpenStreams"] == before + 2
 
 
@@ -172,15 +172,15 @@ def judged(
 ) -> list[Verdict]:
     """Judge a log of a stream that this process holds under epoch 9, from its end on."""
     newest: dict[int, int] = {}
-    for one in records:
-        note_newest(newest, one)
+    for batch in records:
+        note_newest(newest, batch)
     held = [OpenedStream(1, 9, history.start_offset, history.end_offset)]
     comparison = Comparison()
     plan = RecoveryPlan(held, {1: history}, newest, comparison)
-    for one in records:
-        if plan.is_doubtful(one):
-            comparison.note(one, is_stored=one in stored)
-    return [plan.validate(one) for one in records]
+    for batch in records:
+        if plan.is_doubtful(batch):
+            comparison.note(batch, is_stored=batch in stored)
+    return [plan.validate(batch) for batch in records]
 
 
 LOG = [record(7, 4, 5), *(record(7, number, number + 1) for number in range(5, 10))]

@@ -48,7 +48,7 @@ async def test_a_broker_writes_reads_tails_trims_compacts_and_closes(cluster: Lo
     ) as client:
         ids = await client.create_streams([{"topic": "a"}, {"topic": "b"}])
         opened = (await client.open_streams(ids)).require_all()
-        assert [(one.epoch, one.next_offset) for one in opened.values()] == [(0, 0)] * 2
+        assert [(stream.epoch, stream.next_offset) for stream in opened.values()] == [(0, 0)] * 2
         for at in range(3):  # one object each
             assert await asyncio.gather(*(client.append(i, b"%d" % at) for i in ids)) == [at, at]
         tail = client.tail(ids[0], 0)
@@ -59,9 +59,9 @@ async def test_a_broker_writes_reads_tails_trims_compacts_and_closes(cluster: Lo
         await tail.close()
         (await client.trim_streams({ids[1]: 1})).require_all()
         done = await client.compact()
-        assert [one.node_id for one in done.set_objects] == [1]
-        assert not any(one.failures for one in done.set_objects)
-        assert [one.payload async for one in client.iterate(ids[1])] == [b"1", b"2"]
+        assert [node_report.node_id for node_report in done.set_objects] == [1]
+        assert not any(node_report.failures for node_report in done.set_objects)
+        assert [record.payload async for record in client.iterate(ids[1])] == [b"1", b"2"]
         fetched = await client.fetch(ids[0], 5, wait_s=0.01)
         assert (fetched.records, fetched.end_offset) == ([], 5)
         (await client.close_streams(ids)).require_all()
@@ -71,7 +71,7 @@ async def test_a_broker_writes_reads_tails_trims_compacts_and_closes(cluster: Lo
         with pytest.raises(errors.StreamNotFoundError, match="1000000"):
             unknown.require_all()
         again = (await client.open_streams(ids)).require_all()
-        assert [(one.epoch, one.next_offset) for one in again.values()] == [(1, 5), (1, 3)]
+        assert [(stream.epoch, stream.next_offset) for stream in again.values()] == [(1, 5), (1, 3)]
         await client.close()  # a second time, by the context, does nothing
 
 
@@ -83,7 +83,7 @@ async def test_a_client_without_a_node_only_reads(cluster: LocalCluster) -> None
         await client.open_streams({stream_id: 4})
         await client.append(stream_id, b"seen")
     async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as reading:
-        assert [one.payload for one in await reading.read(stream_id, 0)] == [b"seen"]
+        assert [record.payload for record in await reading.read(stream_id, 0)] == [b"seen"]
         with pytest.raises(ValueError, match="node_id"):
             await reading.append(stream_id, b"refused")
 
@@ -102,12 +102,12 @@ async def test_a_restarted_broker_resumes_from_its_log(
     await client.writer.close(0)  # as a process ends that is killed
     await client.close()
     async with await StreamClient.open(*place, node_id=3, node_epoch=2, config=config) as restarted:
-        assert [one.stream_id for one in restarted.inherited] == [stream_id]
+        assert [stream.stream_id for stream in restarted.inherited] == [stream_id]
         assert restarted.recovery is not None
         assert restarted.recovery.uploaded == 1
         assert await restarted.append(stream_id, b"next") == 1
         await restarted.flush()
-        assert [one.payload for one in await restarted.read(stream_id, 0)] == [b"logged", b"next"]
+        assert [row.payload for row in await restarted.read(stream_id, 0)] == [b"logged", b"next"]
 
 
 async def test_the_older_of_two_processes_of_a_node_stops_at_once(cluster: LocalCluster) -> None:
@@ -126,7 +126,7 @@ async def test_the_older_of_two_processes_of_a_node_stops_at_once(cluster: Local
                 with pytest.raises(errors.NodeEpochExpiredError):
                     await refused
             assert await new.append(stream_id, b"new") == 1
-            assert [one.payload for one in await new.read(stream_id, 0)] == [b"kept", b"new"]
+            assert [record.payload for record in await new.read(stream_id, 0)] == [b"kept", b"new"]
 
 
 async def test_a_log_without_a_node_is_refused(tmp_path: Path) -> None:
@@ -171,21 +171,21 @@ async def test_appends_after_a_trim_are_visible_whatever_was_committed(
     after = await client.writer.append(stream_id, b"after")
     await client.flush()
     assert await after == 10
-    seen = [one async for one in client.iterate(stream_id)]
-    assert [one.payload for one in seen][-1] == b"after"
+    seen = [record async for record in client.iterate(stream_id)]
+    assert [record.payload for record in seen][-1] == b"after"
     assert seen[0].end_offset > start
     await client.close()
 
     async with await StreamClient.open(*place, node_id=7, config=config) as client:
         assert client.recovery is None or not client.recovery.set_aside
-        assert [one.start_offset for one in client.inherited if one.stream_id == stream_id] == [
+        assert [id_.start_offset for id_ in client.inherited if id_.stream_id == stream_id] == [
             start
         ]
         again = await client.writer.append(stream_id, b"again")
         await client.flush()
         assert await again == 11
-        assert [one.payload async for one in client.iterate(stream_id, 10)] == [b"after", b"again"]
-        left = [one.stream_id for one in client.inherited]
+        assert [row.payload async for row in client.iterate(stream_id, 10)] == [b"after", b"again"]
+        left = [stream.stream_id for stream in client.inherited]
         (await client.close_streams(left)).require_all()  # the next run has another log
 
 
@@ -200,7 +200,7 @@ async def test_a_session_without_a_writer_trims_what_is_committed(cluster: Local
         trimmed = await client.session.trim_streams(epochs, {stream_id: 1000})
         assert trimmed.require_all() == {stream_id: 4}
         assert await client.append(stream_id, b"4") == 4
-        assert [one.payload async for one in client.iterate(stream_id)] == [b"4"]
+        assert [record.payload async for record in client.iterate(stream_id)] == [b"4"]
         covered = await client.session.trim_streams(epochs, {stream_id: 9}, {stream_id: 7})
         assert covered.require_all() == {stream_id: 7}
 

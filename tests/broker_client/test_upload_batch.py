@@ -119,14 +119,14 @@ def test_time_bounds_hold_or_are_unknown(streams: list[list[tuple[int, int] | No
     runs = []
     for stream_id, times in enumerate(streams):
         run = run_of(stream_id, [])
-        for one in times:
-            run.cover((UNKNOWN_TIME,) * 2 if one is None else (one[0], one[0] + one[1]))
+        for time_ in times:
+            run.cover((UNKNOWN_TIME,) * 2 if time_ is None else (time_[0], time_[0] + time_[1]))
             run.add(b"x", 1)
         runs.append(run)
     (plan,) = plan_objects(runs, SPLIT)
     content = encode_object(plan, 64)
-    every = [one for times in streams for one in times]
-    known = [(one[0], one[0] + one[1]) for one in every if one is not None]
+    every = [time_ for times in streams for time_ in times]
+    known = [(span[0], span[0] + span[1]) for span in every if span is not None]
     wanted = (UNKNOWN_TIME, UNKNOWN_TIME)
     if len(known) == len(every):
         wanted = (min(low for low, _ in known), max(high for _, high in known))
@@ -178,8 +178,8 @@ async def test_ids_ascend_in_the_order_of_the_calls_and_few_calls_bring_them() -
         ids = ObjectIds(b.session, 600.0)
         counts = [rng.choice([1, 1, 2, 30]) for _ in range(500)]
         taken = await asyncio.gather(*(ids.take(count) for count in counts))
-        assert [len(one.ids) for one in taken] == counts
-        every = [object_id for one in taken for object_id in one.ids]
+        assert [len(batch.ids) for batch in taken] == counts
+        every = [object_id for batch in taken for object_id in batch.ids]
         assert every == sorted(set(every)), f"seed {seed}"
         assert b.cluster.map.prepared.issuperset(every)
         assert b.cluster.calls[PREPARES] <= 16, "the stock does not grow"

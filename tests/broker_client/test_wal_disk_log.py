@@ -269,7 +269,7 @@ def test_segments_without_a_state_file_are_damage(tmp_path: Path) -> None:
 
 def test_what_is_set_aside_can_be_read_without_a_log(tmp_path: Path) -> None:
     log = open_disk(PosixFileSystem(), tmp_path)
-    records = [record_at(one) for one in range(5)]
+    records = [record_at(number) for number in range(5)]
     path = log.set_aside(iter(records), "fenced")
     assert path is not None
     assert list(read_set_aside(path)) == ["fenced", *records]
@@ -311,7 +311,7 @@ def test_a_process_that_set_nothing_aside_yet_begins_with_the_first_name_again()
     path = log.set_aside([record_at(0)], "fenced")
     disk = disk.after_kill()
     assert open_disk(disk).set_aside([record_at(0)], "fenced") == path
-    assert [one.name for one in disk.contents() if one.suffix == ".aside"] == [
+    assert [path.name for path in disk.contents() if path.suffix == ".aside"] == [
         path.name if path else ""
     ]
 

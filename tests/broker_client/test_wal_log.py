@@ -81,7 +81,7 @@ async def test_a_failed_call_breaks_the_log_forever(tmp_path: Path, call: str, n
     files.error = OSError(number, "the disk is gone")
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
         assert await settle(append(log)) is None
-        files.fail = lambda one: one == call
+        files.fail = lambda name: name == call
         failing = append(log)
         assert isinstance(await settle(failing), errors.WriteAheadLogBrokenError)
         files.fail = lambda _: False

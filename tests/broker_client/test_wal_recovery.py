@@ -40,7 +40,7 @@ def record(stream_id: int, epoch: int, begin: int, end: int) -> RecordBatch:
 
 
 def judged(plan: RecoveryPlan, *records: RecordBatch) -> list[Verdict]:
-    return [plan.validate(one) for one in records]
+    return [plan.validate(batch) for batch in records]
 
 
 def test_a_held_stream_is_continued_where_the_map_ends() -> None:
@@ -126,8 +126,8 @@ async def test_recovery_uploads_sets_aside_and_can_be_repeated(tmp_path: Path) -
         log = await WriteAheadLog.open(tmp_path, IDENTITY)
         good = [record(held.stream_id, 4, n, n + 1) for n in range(5)]
         unwanted = [record(closed.stream_id, 4, 0, 3), record(lost.stream_id, 3, 0, 1)]
-        for each in (*good[:2], *unwanted, *good[2:]):
-            log.append(*encoded(each))
+        for logged in (*good[:2], *unwanted, *good[2:]):
+            log.append(*encoded(logged))
         await log.close()
         session = await BrokerSession.open(one.client, 1000, 2)
         for _ in range(2):
@@ -153,8 +153,8 @@ async def test_a_record_of_an_older_epoch_takes_no_offset_of_a_newer_one(tmp_pat
         await one.reopened([stream.stream_id], 5)
         older, newer = record(stream.stream_id, 4, 0, 2), record(stream.stream_id, 5, 0, 1)
         log = await WriteAheadLog.open(tmp_path, IDENTITY)
-        for each in (older, newer):
-            log.append(*encoded(each))
+        for logged in (older, newer):
+            log.append(*encoded(logged))
         await log.close()
 
         session = await BrokerSession.open(one.client, 1000, 2)

@@ -83,7 +83,7 @@ async def test_records_of_many_streams_come_back_as_written() -> None:
         assert b.cluster.calls[COMMITS] > 3, "upload_bytes did not trigger uploads"
         for stream_id, payloads in written.items():
             assert await b.payloads(stream_id) == payloads, f"seed {seed}, stream {stream_id}"
-        kinds = {piece.kind for one in b.cluster.map.streams.values() for piece in one.pieces}
+        kinds = {piece.kind for stream in b.cluster.map.streams.values() for piece in stream.pieces}
         assert len(kinds) == 2, "expected both set objects and stream objects"
 
 
@@ -149,10 +149,10 @@ async def test_a_lost_answer_to_a_commit_does_not_duplicate_it(streams: int) -> 
         ):
             b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, status, reason, applied=True)
             async with StreamWriter(b.session, b.store) as writer:
-                writer.attach(await b.reopened((one.stream_id for one in opened), 0))
+                writer.attach(await b.reopened((stream.stream_id for stream in opened), 0))
                 assert set(await told(writer, *range(streams))) <= {0, 1}
         assert b.cluster.calls[COMMITS] == 4
-        ids = [(one.object_id, *one.stream_objects.object_id) for one in commits_of(b)]
+        ids = [(commit.object_id, *commit.stream_objects.object_id) for commit in commits_of(b)]
         assert ids[0] == ids[1] != ids[2] == ids[3]
         for i in range(streams):
             assert await b.payloads(i) == [b"x", b"x"]
@@ -375,7 +375,7 @@ async def test_a_batch_of_which_no_stream_is_valid_names_each_stream() -> None:
         await b.session.close_streams({1: 0})
         await b.steal(0)
         outcomes = await told(writer, *range(2))
-        assert [type(one) for one in outcomes] == [
+        assert [type(outcome) for outcome in outcomes] == [
             errors.StreamFencedError,
             errors.StreamNotOpenedError,
         ]
@@ -524,7 +524,7 @@ async def test_many_records_at_once_are_one_append() -> None:
             await writer.append_many(0, [b"x", "y"])  # type: ignore[list-item]
         assert writer.next_offset(0) == 8
         await writer.flush()
-        assert [one.result() for one in (first, second, third)] == [0, 2, 7]
+        assert [ack.result() for ack in (first, second, third)] == [0, 2, 7]
         assert await b.payloads(0) == [b"a", b"bc", b"d", b"e"]
 
 
@@ -566,5 +566,5 @@ async def test_a_batch_ends_before_its_offsets_leave_32_bits() -> None:
         acks = [await writer.append(0, b"x", count) for count in counts]
         await writer.flush()
         assert [ack.result() for ack in acks] == [0, INT32_MAX - 1, INT32_MAX, INT32_MAX + 1]
-        spans = [one.end - one.start for one in b.cluster.map.streams[0].pieces]
+        spans = [piece.end - piece.start for piece in b.cluster.map.streams[0].pieces]
         assert spans == [INT32_MAX, 1, INT32_MAX]

@@ -101,7 +101,7 @@ async def test_an_append_is_acknowledged_when_its_group_is_on_disk_not_before() 
     log = FakeLog()
     async with writing(2, log=log, durability="wal") as (b, writer):
         first = [await writer.append(i % 2, b"%d" % i) for i in range(4)]
-        assert [one.payload for one in log.records] == [b"0", b"1", b"2", b"3"]
+        assert [record.payload for record in log.records] == [b"0", b"1", b"2", b"3"]
         held = writer.buffered_bytes
         await asyncio.sleep(0)
         assert not any(ack.done() for ack in first)
@@ -182,7 +182,7 @@ async def test_rejected_records_are_set_aside_then_trimmed(
             await writer.append(i % 2, b"%d" % i)
         log.finish()
         await writer.flush()
-        assert log.aside == [one for one in log.records if one.stream_id == 1]
+        assert log.aside == [record for record in log.records if record.stream_id == 1]
         assert log.trims == [4]
         assert await b.payloads(0) == [b"0", b"2"]
     assert "acknowledged records of stream 1 [0, 2) can't be committed" in caplog.text
@@ -414,8 +414,8 @@ class Storm:
             for piece in stream.pieces:
                 assert piece.start == at, f"seed {seed}: a gap or an overlap in stream {stream_id}"
                 at = piece.end
-            records = [one async for one in reader.iterate(stream_id)]
-            there[stream_id] = {one.base_offset: one.payload for one in records}
+            records = [record async for record in reader.iterate(stream_id)]
+            there[stream_id] = {record.base_offset: record.payload for record in records}
             assert len(there[stream_id]) == len(records)
         await reader.close()
         outcomes: Counter[str] = Counter()
@@ -448,7 +448,7 @@ async def test_a_storm_of_faults(seed: int) -> None:
     )
     async with broker(3) as b:
         streams = await b.opened(STREAMS)
-        epochs = {one.stream_id: one.epoch for one in streams}
+        epochs = {stream.stream_id: stream.epoch for stream in streams}
         async with StreamWriter(b.session, b.store, config) as writer:
             writer.attach(streams)
             storm = Storm(b, writer, rng, epochs)

@@ -99,7 +99,7 @@ async def write_records(writer: StreamWriter, settings: Settings, streams: list[
         payload = name.encode() + b" " * rng.choice([0, 10, 100, 2000])
         ack = await writer.append(stream_id, payload)
         ack.add_done_callback(partial(note, stream_id, name))
-        waiting = {one for one in (*waiting, ack) if not one.done()}
+        waiting = {future for future in (*waiting, ack) if not future.done()}
         if rng.random() < 0.05:
             await asyncio.sleep(rng.random() * 0.005)
     await writer.flush()

@@ -79,7 +79,7 @@ def encoded(record: RecordBatch) -> tuple[bytes, bytes]:
 
 
 def group_of(sequences: Sequence[int], size: int = 20) -> RecordGroup:
-    pieces = [piece for one in sequences for piece in encoded(record_at(one, size))]
+    pieces = [piece for sequence in sequences for piece in encoded(record_at(sequence, size))]
     return RecordGroup(sequences[0], len(sequences), pieces)
 
 

@@ -90,7 +90,7 @@ class Operations:
             {"op": "describe", "topic": self._grown, "until": PARTITIONS},
             {**read, "names": ["retention.ms", "segment.bytes", "retention.bytes"]},
             {**read, "names": ["cleanup.policy", "max.message.bytes", "compression.type"]},
-            *({**one, "fails": True} for one in failing),
+            *({**operation, "fails": True} for operation in failing),
         ]
 
     def _written(self, codecs: Sequence[str]) -> list[Operation]:

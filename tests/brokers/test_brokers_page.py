@@ -38,7 +38,7 @@ async def test_the_example_runs_as_it_is_printed(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1) as cluster:
         offset, records = await names["example"](cluster.endpoints, cluster.store_uri)
     assert offset == 0
-    assert [one.payload for one in records] == [b"it happened"]
+    assert [record.payload for record in records] == [b"it happened"]
 
 
 async def test_journals_keep_what_they_promise(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_journals_keep_what_they_promise(tmp_path: Path) -> None:
                 with pytest.raises(StreamNotClosedError):
                     await rival.open("audit")
             await one.trim("audit", kept=2)
-            kept = [each.payload async for each in first.iterate(stream_id)]
+            kept = [record.payload async for record in first.iterate(stream_id)]
             assert kept == [b"3", b"4"]
         async with await StreamClient.open(*where, node_id=7, node_epoch=2) as client:
             again = journals_of(client)
@@ -69,6 +69,6 @@ async def test_journals_keep_what_they_promise(tmp_path: Path) -> None:
             anew = await again.open("audit")
             assert anew not in (stray, stream_id)
             assert await client.append(anew, b"anew") == 0
-            assert [each.stream_id async for each in client.controllers.describe_streams()] == [
+            assert [stream.stream_id async for stream in client.controllers.describe_streams()] == [
                 anew
             ]

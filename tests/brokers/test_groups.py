@@ -66,7 +66,7 @@ def _two_members() -> tuple[World, str, str]:
 def test_first_members_share_a_generation_and_the_leader_knows_all() -> None:
     world, a, b = _two_members()
     assert world.replies["a"]["leader"] == world.replies["b"]["leader"] == a
-    assert [one["member_id"] for one in world.replies["a"]["members"]] == [a, b]
+    assert [member["member_id"] for member in world.replies["a"]["members"]] == [a, b]
     assert world.replies["b"]["members"] == []
     assert world.replies["sync a"]["assignment"] == b"for a"
     assert world.replies["sync b"]["assignment"] == b"for b"
@@ -92,7 +92,7 @@ def test_new_member_begins_a_rebalance_that_all_join() -> None:
     world.join("a again", a)
     assert "c" not in world.replies
     world.join("b again", b)
-    assert [world.replies[one]["generation_id"] for one in ("c", "a again", "b again")] == [2] * 3
+    assert [world.replies[name]["generation_id"] for name in ("c", "a again", "b again")] == [2] * 3
     assert world.group.check(a, 1) is Code.ILLEGAL_GENERATION
 
 

@@ -125,12 +125,12 @@ async def test_streams_of_all_pages_and_nodes_are_closed_in_the_name_of_the_reco
     assert await close_streams_of(session, dead) == 3
     asked = [one for one in controllers.asked if isinstance(one, streams_pb2.CloseStreamsRequest)]
     closed = [
-        (one.node.node_id, [(s.stream_id, s.stream_epoch) for s in one.streams]) for one in asked
+        (call.node.node_id, [(s.stream_id, s.stream_epoch) for s in call.streams]) for call in asked
     ]
     assert closed == [(4, [(10, 2), (12, 0)]), (6, [(13, 1)])], "11 is owed an upload, and not open"
-    assert {(one.recoverer.node_id, one.recoverer.node_epoch) for one in asked} == {(1, 7)}
+    assert {(call.recoverer.node_id, call.recoverer.node_epoch) for call in asked} == {(1, 7)}
     looks = [
-        one for one in controllers.asked if isinstance(one, streams_pb2.GetOpeningStreamsRequest)
+        call for call in controllers.asked if isinstance(call, streams_pb2.GetOpeningStreamsRequest)
     ]
     assert all(one.failover and one.recoverer.node_id == 1 for one in looks), "they fence the dead"
 
@@ -147,7 +147,7 @@ async def test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost(
     await broker.refresh()
     assert not log.is_writable
     assert not broker.logs
-    assert not any(cluster.table.streams[one].is_open for one in log.stream_ids)
+    assert not any(cluster.table.streams[stream_id].is_open for stream_id in log.stream_ids)
     await opened(other)
     assert other.log_of("t", 0).epoch == 1
 
@@ -217,7 +217,7 @@ async def test_a_replaced_broker_answers_nothing_as_leader_and_leaves_keys_and_s
     await broker.abandon()
     assert not log.is_writable
     assert cluster.controllers.names() == names, "they may be of the newer process"
-    assert all(cluster.table.streams[one].is_open for one in log.stream_ids)
+    assert all(cluster.table.streams[stream_id].is_open for stream_id in log.stream_ids)
 
 
 async def test_a_broker_that_closes_leaves_the_view_after_its_streams_are_closed() -> None:
@@ -225,7 +225,7 @@ async def test_a_broker_that_closes_leaves_the_view_after_its_streams_are_closed
     log = broker.log_of("t", 0)
 
     def look() -> None:
-        assert not any(cluster.table.streams[one].is_open for one in log.stream_ids)
+        assert not any(cluster.table.streams[stream_id].is_open for stream_id in log.stream_ids)
 
     cluster.controllers.before["DeleteKVs"] = look
     await broker.close()
@@ -277,11 +277,11 @@ async def test_only_closed_streams_of_deleted_topics_are_deleted(cluster: Cluste
     ]
     count = await delete_streams_of_deleted(client, cluster.keys, {"half"}, NOTE_KEPT_MS)
     (asked,) = [
-        one
-        for one in cluster.controllers.asked
-        if isinstance(one, streams_pb2.DeleteStreamsRequest)
+        request
+        for request in cluster.controllers.asked
+        if isinstance(request, streams_pb2.DeleteStreamsRequest)
     ]
-    assert [(one.stream_id, one.stream_epoch) for one in asked.streams] == [(1, 3)]
+    assert [(stream.stream_id, stream.stream_epoch) for stream in asked.streams] == [(1, 3)]
     assert count == 1
     assert deleted_key("gone") in cluster.controllers.names(), "a stream of it is left"
 

@@ -177,12 +177,12 @@ async def test_the_largest_unfinished_frame_goes_when_all_hold_too_much(
     small = await crowd.arrives(_MIB)
     large = await crowd.arrives(5 * _MIB)
     middle = await crowd.arrives(3 * _MIB - 1)
-    assert [one.cancelled() for one in (small, middle, large)] == [False, False, True]
+    assert [task.cancelled() for task in (small, middle, large)] == [False, False, True]
     crowd.readers[0].feed_data(bytes(1))
     await _turns()
     assert not small.done()
-    for one in (small, middle):
-        one.cancel()
+    for task in (small, middle):
+        task.cancel()
     await asyncio.wait([small, middle])
     assert crowd.server._request_memory == 0
 

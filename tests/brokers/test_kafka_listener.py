@@ -139,7 +139,7 @@ async def test_files_of_no_use_stay_out_and_are_told_of_once(
     client = authority.issue("broker/7")
 
     def told() -> list[str]:
-        return [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+        return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
     async with _listening(placed) as port, asyncio.timeout(60):
         placed.certificate.write_text("no certificate")

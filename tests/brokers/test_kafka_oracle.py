@@ -98,8 +98,8 @@ def test_client_sees_what_it_sees_of_apache_kafka(
     ours, kafkas = (_RUNS[client](address, place) for address in addresses)
     assert len(ours) == len(kafkas) == len(asked)
     differing = [
-        f"{_shown(one)}: here {mine}, Kafka {theirs}"
-        for one, mine, theirs in zip(asked, ours, kafkas, strict=True)
+        f"{_shown(operation)}: here {mine}, Kafka {theirs}"
+        for operation, mine, theirs in zip(asked, ours, kafkas, strict=True)
         if mine != theirs
     ]
     assert not differing, "\n".join(differing)

@@ -145,7 +145,7 @@ def test_clients_that_show_a_certificate_connect_over_tls(
 
 async def _partition_streams(cluster: local_cluster.LocalCluster) -> list[int]:
     async with ControllerClient(cluster.endpoints) as client:
-        return [one.stream_id async for one in client.describe_streams() if "0" in one.tags]
+        return [id_.stream_id async for id_ in client.describe_streams() if "0" in id_.tags]
 
 
 async def test_streams_of_a_deleted_topic_are_deleted(brokers: KafkaBrokers) -> None:
@@ -170,7 +170,7 @@ async def test_partitions_move_to_a_broker_that_joins(brokers: KafkaBrokers) -> 
 
     async def is_shared() -> bool:
         partitions = admin.list_topics("shared", timeout=60).topics["shared"].partitions
-        return {one.leader for one in partitions.values()} == {1, 2}
+        return {partition.leader for partition in partitions.values()} == {1, 2}
 
     await until(is_shared)
     answer = result_of(brokers.run("kept_script.py", second, "shared"))

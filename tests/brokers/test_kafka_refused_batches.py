@@ -84,7 +84,7 @@ async def test_others_are_not_kept_back() -> None:
 def test_no_more_are_refused_than_can_be_under_way() -> None:
     refused = RefusedBatches()
     refused.note("t", 0, _batch(0))
-    behind = [refused.is_overtaking("t", 0, _batch(10 * one)) for one in range(1, IN_FLIGHT + 1)]
+    behind = [refused.is_overtaking("t", 0, _batch(10 * n)) for n in range(1, IN_FLIGHT + 1)]
     assert behind == [True] * (IN_FLIGHT - 1) + [False]
 
 
@@ -108,7 +108,7 @@ def test_only_so_many_producers_are_remembered() -> None:
     refused = RefusedBatches(producers_max=2)
     for producer in (1, 2, 3):
         refused.note("t", 0, sequenced(producer, 0, 0))
-    assert [refused.is_overtaking("t", 0, sequenced(one, 0, 1)) for one in (1, 2, 3)] == [
+    assert [refused.is_overtaking("t", 0, sequenced(number, 0, 1)) for number in (1, 2, 3)] == [
         False,
         True,
         True,

@@ -204,7 +204,7 @@ async def test_a_refusal_without_an_answer_ends_its_connection_in_its_turn(
             place.calls.released[number].set()
         assert await peer.answered() == 1
         assert await peer.ends() == b""
-    (logged,) = [one for one in caplog.records if "NOT_LEADER_OR_FOLLOWER" in one.getMessage()]
+    (logged,) = [row for row in caplog.records if "NOT_LEADER_OR_FOLLOWER" in row.getMessage()]
     assert logged.levelname == "WARNING"
     assert logged.exc_info is None
 

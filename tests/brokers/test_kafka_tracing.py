@@ -64,7 +64,7 @@ def read(address: str) -> bytes | None:
 
 
 def numbers(span: Span) -> dict[str, int]:
-    return {each.key: each.value.int_value for each in span.attributes}
+    return {attribute.key: attribute.value.int_value for attribute in span.attributes}
 
 
 def taken(collector: Collector) -> list[Span]:

@@ -258,4 +258,4 @@ def test_remembered_password_is_no_attribute_in_the_clear(path: Path) -> None:
     users = Users(path)
     asyncio.run(users.verify_password("alice", "wonder land: é"))
     assert "wonder" not in repr(vars(users))
-    assert all(one.name != "password" for one in dataclasses.fields(PasswordHash))
+    assert all(field.name != "password" for field in dataclasses.fields(PasswordHash))

@@ -43,7 +43,7 @@ def test_partitions_move_to_brokers_that_lead_less_one_epoch_on() -> None:
     assert ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}, three).moves() == {}
     uneven = led | {("id", 0): Leader(2, 1, 1)}
     view = ClusterView({1: _HERE, 2: _HERE, 3: _HERE}, {"t": _TOPIC}, uneven)
-    assert {place: one.node_id for place, one in view.moves().items()} == {("id", 3): 3}
+    assert {place: target.node_id for place, target in view.moves().items()} == {("id", 3): 3}
     assert ClusterView().moves() == {}
 
 
@@ -79,7 +79,7 @@ def test_settings_of_topics_are_checked_and_count() -> None:
 
 def _vectors() -> dict[str, dict[str, dict[str, str]]]:
     scenarios = yaml.safe_load((VECTORS / "kafka.yaml").read_text())["scenarios"]
-    return {one["name"]: one for one in scenarios}
+    return {scenario["name"]: scenario for scenario in scenarios}
 
 
 def test_request_of_another_implementation_is_read() -> None:
@@ -188,9 +188,9 @@ def test_records_are_written_without_a_copy_and_the_frame_is_whole() -> None:
                 "last_stable_offset": 9,
                 "log_start_offset": 0,
                 "aborted_transactions": None,
-                "records": one,
+                "records": record,
             }
-            for index, one in enumerate(records)
+            for index, record in enumerate(records)
         ]
         responses = [{"topic": "t", "partitions": rows}]
         tree = {"error_code": 0, "session_id": 0, "responses": responses}
@@ -198,8 +198,8 @@ def test_records_are_written_without_a_copy_and_the_frame_is_whole() -> None:
 
     large, small = bytes(range(256)) * 4096, b"small"
     pieces = of(large, small, large)
-    assert sum(one is large for one in pieces) == 2
+    assert sum(piece is large for piece in pieces) == 2
     frame = b"".join(pieces)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     rows = read_response(1, 11, frame[8:]).responses[0].partitions
-    assert [bytes(one.records) for one in rows] == [large, small, large]
+    assert [bytes(row.records) for row in rows] == [large, small, large]

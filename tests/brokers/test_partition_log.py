@@ -59,7 +59,7 @@ async def _values(log: PartitionLog, offset: int = 0) -> list[tuple[int, bytes |
     found = []
     while data := await log.read(offset, 1):
         for batch in read_batches(data):
-            found += [(one.offset, one.value) for one in decode_kafka_records(batch)]
+            found += [(record.offset, record.value) for record in decode_kafka_records(batch)]
         offset = found[-1][0] + 1
     return found
 
@@ -81,7 +81,7 @@ async def test_offsets_and_leader_epoch_are_put_into_batches() -> None:
 
 async def test_streams_carry_topic_and_partition_as_tags(streams: MemoryStreams) -> None:
     await _open(streams)
-    assert [one.tags for one in streams.table.streams.values()] == [{"0": "topic", "1": "b"}] * 3
+    assert [id_.tags for id_ in streams.table.streams.values()] == [{"0": "topic", "1": "b"}] * 3
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ async def _losing_its_batches(
     await log.trim(trimmed_to)
     streams.holds_back = True
     lost = await log.append(sequenced(7, 0, 3, time=NOW + 3))
-    (batch,) = (one for one in streams.pending if one.stream_id == log.stream_ids[1])
+    (batch,) = (write for write in streams.pending if write.stream_id == log.stream_ids[1])
     streams.pending.remove(batch)
     batch.future.set_exception(OSError("the store is gone"))
     streams.settle()
@@ -341,8 +341,8 @@ async def test_segments_do_not_begin_behind_the_batches_that_are_left() -> None:
     log = await _losing_its_batches(streams, segment=SegmentLimits(bytes=1))
     again = await _open(streams, log.stream_ids[0], epoch=1)
     await _append(again, sequenced(7, 0, 3, time=NOW + 30))
-    assert [one.base_offset for one in again.segments] == [0, 1, 2, 3]
-    assert [one.end_offset for one in again.segments] == [1, 2, 3, -1]
+    assert [segment.base_offset for segment in again.segments] == [0, 1, 2, 3]
+    assert [segment.end_offset for segment in again.segments] == [1, 2, 3, -1]
     assert len(await _values(again)) == 4
     assert await offset_by_time(again, NOW + 2) == (NOW + 2, 2)
     assert await offset_by_time(again, NOW + 3) == (NOW + 30, 3)
@@ -419,12 +419,12 @@ async def test_segments_end_at_their_size_and_outlive_a_restart(streams: MemoryS
     for number in range(9):
         await _append(log, plain(str(number) * 100))
     assert len(log.segments) > 2
-    assert [one.end_offset for one in log.segments[:-1]] == [
-        one.base_offset for one in log.segments[1:]
+    assert [segment.end_offset for segment in log.segments[:-1]] == [
+        segment.base_offset for segment in log.segments[1:]
     ]
     successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
-    assert [one.base_offset for one in successor.segments] == [
-        one.base_offset for one in log.segments
+    assert [segment.base_offset for segment in successor.segments] == [
+        segment.base_offset for segment in log.segments
     ]
 
 
@@ -436,7 +436,7 @@ async def test_retention_by_bytes_and_by_time(streams: MemoryStreams) -> None:
         await _append(log, plain(str(number % 10) * 100, timestamp=NOW - 1000))
     start = await log.retain()
     assert 0 < start < 20
-    kept = sum(one.size for one in log.segments)
+    kept = sum(segment.size for segment in log.segments)
     assert kept >= 800
     assert kept - log.segments[0].size < 800
     with pytest.raises(errors.OffsetOutOfRangeError):
@@ -569,5 +569,5 @@ async def test_map_of_a_partition_stays_small(streams: MemoryStreams) -> None:
     await log.housekeep()
     meta = streams.table.streams[log.stream_ids[0]]
     assert meta.end - meta.start <= 8
-    keys = {decode_meta_entry(one.payload).key for one in meta.records}
+    keys = {decode_meta_entry(record.payload).key for record in meta.records}
     assert keys == {"LOG", "PARTITION", "PRODUCER_SNAPSHOTS", "LEADER_EPOCH_CHECKPOINT"}

@@ -48,7 +48,7 @@ async def test_ledgers_are_offloaded_to_named_objects_and_a_second_owner_is_fenc
         blobs = NamedBlobs(NamedObjects(session, store), store, session.namespace, KEY, "ml/")
         offloader = Offloader(blobs, max_block_size=600)
         bodies = [bytes([at]) * 50 for at in range(40)]
-        sources = Sources({one: MemoryLedger(one, bodies) for one in (1, 2)})
+        sources = Sources({ledger_id: MemoryLedger(ledger_id, bodies) for ledger_id in (1, 2)})
         infos = [LedgerInfo(1, 40, 2000, 1), LedgerInfo(2, 40, 2000, 1), LedgerInfo(3)]
         version = await ClusterListStore(client, KEY).save(infos, 0)
         assert version > 0
@@ -70,10 +70,10 @@ async def test_ledgers_are_offloaded_to_named_objects_and_a_second_owner_is_fenc
         with pytest.raises(ledger_list.ManagedLedgerFencedError):
             await second.trim(2)
         assert second.is_fenced
-        assert [one.ledger_id for one in (await owner()).ledgers] == [1, 2, 3]
+        assert [ledger.ledger_id for ledger in (await owner()).ledgers] == [1, 2, 3]
         await _refusals(blobs)
         assert await first.trim(3) == [1, 2]
-        names = [one.name async for one in NamedObjects(session, store).describe(prefix="ml/")]
+        names = [name.name async for name in NamedObjects(session, store).describe(prefix="ml/")]
         assert names == ["ml/other"]
 
 
@@ -100,9 +100,9 @@ async def test_a_ledger_is_a_closed_stream_and_its_place_may_change(cluster: Loc
         session, lists = client.session, ClusterListStore(client.controllers, KEY)
         blobs = NamedBlobs(NamedObjects(session, store), store, session.namespace, KEY, "ml/")
         objects, streams = Offloader(blobs, 1 << 20), LedgerStreams(client, "ml")
-        sources = Sources({one: MemoryLedger(one, bodies) for one in (1, 2)})
+        sources = Sources({ledger_id: MemoryLedger(ledger_id, bodies) for ledger_id in (1, 2)})
         size = sum(map(len, bodies))
-        infos = [LedgerInfo(one, len(bodies), size, one) for one in (1, 2)]
+        infos = [LedgerInfo(ledger_id, len(bodies), size, ledger_id) for ledger_id in (1, 2)]
         await lists.save([*infos, LedgerInfo(3)], 0)
         before = ledger_list.ManagedLedger("ml", lists, sources, objects, lambda: 5)
         await before.open()
@@ -113,16 +113,16 @@ async def test_a_ledger_is_a_closed_stream_and_its_place_may_change(cluster: Loc
         await after.open()
         await after.offload_due(ledger_list.OffloadPolicy(threshold_bytes=0))
         assert await after.delete_sources(0) == []
-        first, second = (one.context for one in after.ledgers[:-1])
+        first, second = (ledger.context for ledger in after.ledgers[:-1])
         assert first is not None
         assert second is not None
         assert (first.driver, second.driver) == ("streammeta", DRIVER)
         await sources.delete(1)
         await sources.delete(2)
         reader = LedgerReader(after, streams, former={"streammeta": objects})
-        for one in (1, 2):
-            assert [each.data for each in await reader.read(one, 0, 300)] == bodies
-            assert [each.entry_id for each in await reader.read(one, 7, 9)] == [7, 8, 9]
+        for ledger_id in (1, 2):
+            assert [entry.data for entry in await reader.read(ledger_id, 0, 300)] == bodies
+            assert [entry.entry_id for entry in await reader.read(ledger_id, 7, 9)] == [7, 8, 9]
         handle = await LedgerStreams(other, "ml").open(2, second.uuid)
         assert (handle.metadata.last_entry, handle.metadata.length) == (300, size)
         assert handle.extra["ManagedLedgerName"] == "ml"

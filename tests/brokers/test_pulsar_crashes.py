@@ -56,8 +56,8 @@ async def _begin(cluster: LocalCluster, mode: str) -> None:
     async with _shape(cluster, mode) as (_, shape):
         store = shape.managed.store
         _, version = await store.load()
-        sizes = {one: sum(map(len, bodies(one))) for one in range(1, LEDGERS + 1)}
-        infos = [LedgerInfo(one, len(bodies(one)), size, 1) for one, size in sizes.items()]
+        sizes = {ledger_id: sum(map(len, bodies(ledger_id))) for ledger_id in range(1, LEDGERS + 1)}
+        infos = [LedgerInfo(ledger, len(bodies(ledger)), size, 1) for ledger, size in sizes.items()]
         await store.save([*infos, LedgerInfo(LEDGERS + 1)], version)
 
 
@@ -66,11 +66,11 @@ async def _check(cluster: LocalCluster, mode: str) -> None:
     async with _shape(cluster, mode) as (_, shape):
         await shape.managed.open()
         reader = shape.reader()
-        for one in shape.managed.ledgers[:-1]:
-            found = await reader.read(one.ledger_id, 0, one.entries - 1)
-            assert [each.data for each in found] == bodies(one.ledger_id)
-            if one.context is not None and not one.is_complete:
-                await _whole_or_absent(shape, one.ledger_id, one.context.uuid)
+        for ledger in shape.managed.ledgers[:-1]:
+            found = await reader.read(ledger.ledger_id, 0, ledger.entries - 1)
+            assert [entry.data for entry in found] == bodies(ledger.ledger_id)
+            if ledger.context is not None and not ledger.is_complete:
+                await _whole_or_absent(shape, ledger.ledger_id, ledger.context.uuid)
 
 
 async def _whole_or_absent(shape: Shape, ledger_id: int, uuid: str) -> None:
@@ -79,7 +79,7 @@ async def _whole_or_absent(shape: Shape, ledger_id: int, uuid: str) -> None:
     except NoSuchLedgerError:
         return
     found = await handle.read(0, len(bodies(ledger_id)) - 1)
-    assert [each.data for each in found] == bodies(ledger_id)
+    assert [entry.data for entry in found] == bodies(ledger_id)
 
 
 async def _settled(cluster: LocalCluster, mode: str) -> None:
@@ -88,16 +88,16 @@ async def _settled(cluster: LocalCluster, mode: str) -> None:
     async with _shape(cluster, mode) as (client, shape):
         await shape.managed.open()
         closed = shape.managed.ledgers[:-1]
-        assert all(one.is_complete for one in closed)
-        named = [(one.ledger_id, one.context.uuid) for one in closed if one.context is not None]
+        assert all(info.is_complete for info in closed)
+        named = [(info.ledger_id, info.context.uuid) for info in closed if info.context is not None]
         assert sorted(await shape.copies.list_copies()) == sorted(named)
         tagged = [
-            one async for one in client.controllers.describe_streams() if COPY_TAG in one.tags
+            id_ async for id_ in client.controllers.describe_streams() if COPY_TAG in id_.tags
         ]
         assert len(tagged) == (LEDGERS if mode == "native" else 0)
-        assert not any(one.is_open for one in tagged)
+        assert not any(stream.is_open for stream in tagged)
         objects = NamedObjects(client.session, client.store).describe()
-        assert len([one async for one in objects]) == (0 if mode == "native" else 2 * LEDGERS)
+        assert len([item async for item in objects]) == (0 if mode == "native" else 2 * LEDGERS)
         assert await shape.managed.trim(LEDGERS + 1) == list(range(1, LEDGERS + 1))
         assert await shape.copies.list_copies() == []
 

@@ -256,7 +256,7 @@ async def test_a_copy_that_is_not_whole_is_not_read() -> None:
     for context in (None, OffloadContext(UUID, False, None, 1)):
         copies = Opener(b"copy")
         reader = LedgerReader(await managed_with(context), copies)
-        assert [one.data for one in await reader.read(1, 0, 0)] == [b"source"]
+        assert [entry.data for entry in await reader.read(1, 0, 0)] == [b"source"]
         assert copies.opened == []
 
 
@@ -266,7 +266,7 @@ async def test_a_ledger_that_was_offloaded_again_is_read_from_its_new_copy() -> 
     reader = LedgerReader(managed, copies)
     for uuid in (UUID, UUID, OTHER):
         managed.ledgers[0] = LedgerInfo(1, 1, 1, 1, OffloadContext(uuid, True, None, 1))
-        assert [one.data for one in await reader.read(1, 0, 0)] == [b"copy " + uuid.encode()]
+        assert [entry.data for entry in await reader.read(1, 0, 0)] == [b"copy " + uuid.encode()]
     assert copies.opened == [UUID, OTHER]
     reader.close()
     assert reader.open_handles == 0
@@ -276,7 +276,7 @@ async def test_a_copy_in_a_former_place_is_read_there() -> None:
     context = OffloadContext(UUID, True, None, 1, "old")
     copies, former = Opener(b"new"), Opener(b"old")
     reader = LedgerReader(await managed_with(context), copies, former={"old": former})
-    assert [one.data for one in await reader.read(1, 0, 0)] == [b"old " + UUID.encode()]
+    assert [entry.data for entry in await reader.read(1, 0, 0)] == [b"old " + UUID.encode()]
     assert copies.opened == []
 
 
@@ -333,7 +333,7 @@ async def test_an_entry_larger_than_a_block_is_refused_and_leaves_nothing() -> N
 def test_blocks_of_entries_hold_all_of_them_in_order() -> None:
     entries = [Entry(at, bytes(at)) for at in range(50)]
     blocks = list(encode_blocks(entries, 300))
-    assert [one for block in blocks for one in decode_block(block.data)] == entries
+    assert [entry for block in blocks for entry in decode_block(block.data)] == entries
     assert all(len(block.data) == 300 for block in blocks[:-1])
 
 

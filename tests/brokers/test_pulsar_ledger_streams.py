@@ -67,26 +67,26 @@ class Cluster:
     async def create_streams(self, tags: Sequence[Mapping[str, str]]) -> list[int]:
         self.note("create")
         first = len(self.streams)
-        for at, one in enumerate(tags):
-            self.streams[first + at] = Stream(one)
+        for at, tag in enumerate(tags):
+            self.streams[first + at] = Stream(tag)
         return list(range(first, first + len(tags)))
 
     async def open_streams(self, ids: Mapping[int, int]) -> Any:
         self.note("open")
-        for one, epoch in ids.items():
-            self.streams[one].is_open, self.streams[one].epoch = True, epoch
+        for stream_id, epoch in ids.items():
+            self.streams[stream_id].is_open, self.streams[stream_id].epoch = True, epoch
         return SimpleNamespace(require_all=lambda: None)
 
     async def close_streams(self, ids: Any) -> Any:
         self.note("close")
-        for one in ids:
-            self.streams[one].is_open = False
+        for stream_id in ids:
+            self.streams[stream_id].is_open = False
         return SimpleNamespace(require_all=lambda: None)
 
     async def delete_streams(self, ids: Any) -> Any:
         self.note("delete")
-        for one in ids:
-            assert not self.streams.pop(one).is_open
+        for stream_id in ids:
+            assert not self.streams.pop(stream_id).is_open
         return SimpleNamespace(require_all=lambda: None)
 
     async def append_many(self, stream_id: int, payloads: Sequence[bytes]) -> Any:
@@ -103,16 +103,16 @@ class Cluster:
         self.note("flush")
 
     async def describe(self, ids: Sequence[int] | None = None) -> AsyncIterator[Any]:
-        for one in list(self.streams) if ids is None else ids:
-            if one in self.streams:
-                stream = self.streams[one]
+        for id_ in list(self.streams) if ids is None else ids:
+            if id_ in self.streams:
+                stream = self.streams[id_]
                 yield SimpleNamespace(
-                    stream_id=one, epoch=stream.epoch, is_open=stream.is_open, tags=stream.tags
+                    stream_id=id_, epoch=stream.epoch, is_open=stream.is_open, tags=stream.tags
                 )
 
     async def pages(self, _: Any, request: Any) -> AsyncIterator[Any]:
         found = [key for key in self.keys if key.startswith(request.prefix)]
-        yield kv_pb2.ListKVsResponse(entries=[kv_pb2.KVEntry(key=one) for one in found])
+        yield kv_pb2.ListKVsResponse(entries=[kv_pb2.KVEntry(key=key) for key in found])
 
     async def call(self, method: Any, request: Any) -> Any:
         if method is GET_KVS:

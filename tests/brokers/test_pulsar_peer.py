@@ -70,7 +70,7 @@ def _random_ledger(rng: random.Random, number: int) -> tuple[MemoryLedger, str]:
 
 
 def _read_back(line: str) -> list[bytes]:
-    return [b"" if one == "-" else bytes.fromhex(one) for one in line.split(" ")]
+    return [b"" if word == "-" else bytes.fromhex(word) for word in line.split(" ")]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ async def test_random_ledgers_are_read_by_the_other_side(
         ]
     for ledger, uuid in theirs:
         entries = tmp_path / f"entries-{ledger.ledger_id}"
-        entries.write_text("".join(one.data.hex() + "\n" for one in ledger.entries))
+        entries.write_text("".join(entry.data.hex() + "\n" for entry in ledger.entries))
         lines.append(f"write {ledger.ledger_id} {uuid} {entries}")
     answers = _asked(peer, server, tmp_path, lines)
     for number, (ledger, _) in enumerate(ours):
         told, whole, part = answers[3 * number : 3 * number + 3]
         first, last = ranges[number]
-        bodies = [one.data for one in ledger.entries]
+        bodies = [entry.data for entry in ledger.entries]
         assert told == f"{len(bodies) - 1} {sum(map(len, bodies))} 1 1 1 CRC32C", f"seed {seed}"
         assert _read_back(whole) == bodies, f"seed {seed}"
         assert _read_back(part) == bodies[first : last + 1], f"seed {seed}"
@@ -114,7 +114,7 @@ async def test_random_ledgers_are_read_by_the_other_side(
         last = len(ledger.entries) - 1
         assert (handle.metadata.last_entry, handle.metadata.length) == (
             last,
-            sum(len(one.data) for one in ledger.entries),
+            sum(len(entry.data) for entry in ledger.entries),
         )
         assert await handle.read(0, last) == ledger.entries, f"seed {seed}"
         first = rng.randrange(last + 1)
@@ -125,11 +125,11 @@ async def test_equal_ledgers_become_equal_bytes(
     peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path
 ) -> None:
     ledger, _ = _random_ledger(random.Random(7), 0)
-    ledger = MemoryLedger(9, [one.data or b"x" for one in ledger.entries] * 3)
+    ledger = MemoryLedger(9, [entry.data or b"x" for entry in ledger.entries] * 3)
     ours, theirs = (str(UUID(int=number, version=4)) for number in (1, 2))
     await Offloader(blobs, 5 * MIB).offload(ledger, ours, EXTRA)
     entries = tmp_path / "entries"
-    entries.write_text("".join(one.data.hex() + "\n" for one in ledger.entries))
+    entries.write_text("".join(entry.data.hex() + "\n" for entry in ledger.entries))
     assert _asked(peer, server, tmp_path, [f"write 9 {theirs} {entries}"]) == ["written"]
     one, other = [await blobs.read(f"{uuid}-ledger-9", 0, 1 << 30) for uuid in (ours, theirs)]
     assert one == other
@@ -162,13 +162,13 @@ async def _stream(blobs: BucketBlobs, uuid: str, rows: list[tuple[int, Entry]]) 
 
 def _file_of(work: Path, uuid: str, rows: list[tuple[int, Entry]]) -> Path:
     path = work / f"rows-{uuid}"
-    lines = [f"{one} {entry.entry_id} {entry.data.hex() or '-'}\n" for one, entry in rows]
+    lines = [f"{ledger} {entry.entry_id} {entry.data.hex() or '-'}\n" for ledger, entry in rows]
     path.write_text("".join(lines))
     return path
 
 
 def _by_id(line: str) -> dict[int, bytes]:
-    pairs = (one.split(":") for one in line.split(" "))
+    pairs = (word.split(":") for word in line.split(" "))
     return {int(entry_id): bytes.fromhex(data) for entry_id, data in pairs}
 
 
@@ -186,8 +186,8 @@ async def test_segments_that_are_written_here_are_read_by_the_peer(
     for _ in range(count):
         uuid, rows = str(UUID(int=rng.getrandbits(128), version=4)), _random_rows(rng)
         await _stream(blobs, uuid, rows)
-        for ledger_id in {one for one, _ in rows}:
-            entries = {one.entry_id: one.data for ledger, one in rows if ledger == ledger_id}
+        for ledger_id in {number for number, _ in rows}:
+            entries = {entry.entry_id: entry.data for ledger, entry in rows if ledger == ledger_id}
             low, high = sorted(rng.choices(list(entries), k=2))
             lines.append(f"segments {ledger_id} {min(entries)} {max(entries)} {uuid}")
             lines.append(f"segments {ledger_id} {low} {high} {uuid}")
@@ -200,7 +200,7 @@ async def test_segments_that_are_written_here_are_read_by_the_peer(
     lines.append(f"segments 6 0 399 {' '.join(uuids)}")
     wanted.append(entries)
     answers = _asked(peer, server, tmp_path, lines)
-    assert [_by_id(one) for one in answers] == wanted, f"seed {seed}"
+    assert [_by_id(answer) for answer in answers] == wanted, f"seed {seed}"
 
 
 async def test_segments_that_the_peer_writes_are_read_here(
@@ -224,7 +224,7 @@ async def test_segments_that_the_peer_writes_are_read_here(
     assert _asked(peer, server, tmp_path, lines) == ["2 299", "4 99", "11 0"]
     segments = Segments(blobs)
     for ledger_id in (2, 4, 5, 11):
-        entries = [entry for rows in pieces for one, entry in rows if one == ledger_id]
+        entries = [entry for rows in pieces for number, entry in rows if number == ledger_id]
         handle = await segments.open(ledger_id, uuids)
         assert (handle.first_entry, handle.last_entry) == (0, len(entries) - 1)
         assert await handle.read(0, len(entries) - 1) == entries
@@ -268,8 +268,8 @@ async def test_a_segment_that_one_side_deletes_is_gone_for_the_other(
 ) -> None:
     uuid, other = (str(UUID(int=number, version=4)) for number in (24, 25))
     segments = Segments(blobs)
-    for one in (uuid, other):
-        await _stream(blobs, one, [(1, Entry(0, b"a"))])
+    for text in (uuid, other):
+        await _stream(blobs, text, [(1, Entry(0, b"a"))])
     third = str(UUID(int=26, version=4))
     lines = [f"stream {third} {_file_of(tmp_path, third, [(1, Entry(1, b'b'))])}"]
     lines += [f"drop {uuid}", f"drop {third}"]

@@ -69,7 +69,7 @@ async def test_ledgers_over_any_segments_are_read_back_in_any_range(seed: int) -
         await _streamed(blobs, number, rows[begin:end])
     segments = Segments(blobs, chosen.randrange(1, 900))
     for ledger_id in (4, 5, 9):
-        entries = [entry for one, entry in rows if one == ledger_id]
+        entries = [entry for number, entry in rows if number == ledger_id]
         handle = await segments.open(ledger_id, [_uuid(number) for number in (1, 2, 3)])
         assert handle.first_entry == entries[0].entry_id
         assert handle.last_entry == entries[-1].entry_id
@@ -87,9 +87,9 @@ async def test_every_block_but_a_ledgers_last_is_full_and_all_end_with_padding()
     assert index.data_object_length == len(data)
     assert data[: len(PADDING)] == PADDING  # before entry 200, at which the peer does not begin
     at = len(PADDING)
-    places = [(7, one) for one in index.ledgers[7][1].entries]
-    places += [(8, one) for one in index.ledgers[8][1].entries]
-    assert [(ledger, one.first_entry, one.part) for ledger, one in places] == [
+    places = [(7, entry) for entry in index.ledgers[7][1].entries]
+    places += [(8, entry) for entry in index.ledgers[8][1].entries]
+    assert [(ledger, place.first_entry, place.part) for ledger, place in places] == [
         (7, 200, 1),
         (7, 203, 2),
         (7, 206, 3),
@@ -97,10 +97,10 @@ async def test_every_block_but_a_ledgers_last_is_full_and_all_end_with_padding()
         (8, 0, 5),
     ]
     full = 128 + 3 * (12 + 100) + len(PADDING)
-    for (ledger, one), size in zip(places, [full, full, full, 300, 300], strict=True):
-        assert one.offset == at
+    for (ledger, place), size in zip(places, [full, full, full, 300, 300], strict=True):
+        assert place.offset == at
         header = BlockHeader.decode(data[at : at + 128])
-        assert header == BlockHeader(size, one.first_entry, ledger)
+        assert header == BlockHeader(size, place.first_entry, ledger)
         at += size
         assert data[at - 4 : at - 3] >= b"\x80" or size == 300
     assert at == len(data)
@@ -192,7 +192,7 @@ async def test_the_index_says_what_is_known_of_a_closed_ledger() -> None:
         assert segment.offer(ledger_id, entry) is OfferResult.SUCCESS
     await segment.finish()
     index = StreamingIndexBlock.decode(blobs.kept[f"{_uuid(1)}-index"][0])
-    assert {one: info for one, (info, _) in index.ledgers.items()} == {
+    assert {number: info for number, (info, _) in index.ledgers.items()} == {
         1: closed,
         2: ledger_values.LedgerInfo(2, 3),
     }
@@ -249,8 +249,8 @@ def _context(*numbers: int, end: int | None = None) -> ledger_values.OffloadCont
         "",
         complete=True,
         segments=tuple(
-            ledger_values.OffloadSegment(_uuid(one), True, 5, 6, end, "aws-s3", {"bucket": "b"})
-            for one in numbers
+            ledger_values.OffloadSegment(_uuid(number), True, 5, 6, end, "aws-s3", {"bucket": "b"})
+            for number in numbers
         ),
     )
 
@@ -281,8 +281,8 @@ async def test_a_list_with_segments_is_read_and_trimmed() -> None:
     with pytest.raises(read_errors.NoSuchLedgerError, match="segments"):
         await LedgerReader(managed, Offloader(blobs)).read(1, 0, 9)
     reader = LedgerReader(managed, Offloader(blobs), segments=segments)
-    assert [one.entry_id for one in await reader.read(1, 3, 8)] == list(range(3, 9))
-    assert [len(one.data) for one in await reader.read(2, 0, 2)] == [7, 7, 7]
+    assert [entry.entry_id for entry in await reader.read(1, 3, 8)] == list(range(3, 9))
+    assert [len(entry.data) for entry in await reader.read(2, 0, 2)] == [7, 7, 7]
     assert reader.open_handles == 2
     assert await managed.trim(2) == [1]
     assert set(blobs.kept) == {_uuid(2), f"{_uuid(2)}-index"}  # ledger 2 is in it

@@ -148,7 +148,7 @@ async def test_a_segment_that_is_not_full_goes_on_after_a_restart() -> None:
     process, _ = await begin_with(2)
     again = await process.crash()
     await append(again.file, 1)
-    assert [one.base_offset for one in again.file.consume_queue.segments] == [0]
+    assert [segment.base_offset for segment in again.file.consume_queue.segments] == [0]
     await assert_whole(again.file, 3)
 
 

@@ -96,7 +96,7 @@ async def assert_readable(store: QueueStore, topic: str, queue_id: int, end: int
     """Assert that every message is there, under its physical offset."""
     file = store.files[metadata.Queue(store.broker, topic, queue_id)]
     found = await file.read(0, end)
-    assert [one.queue_offset for one in found] == list(range(end))
+    assert [decoded.queue_offset for decoded in found] == list(range(end))
     place = 0
     for one in found:
         assert one.data == with_physical_offset(message(topic, queue_id, one.queue_offset), place)
@@ -138,7 +138,7 @@ async def test_keys_are_found_after_a_restart_whether_they_were_saved_or_not(
     again = await broker.start()
     for place in (0, 39, 41, 89):
         found = await again.fetcher.query("K", key(place), 99)
-        offsets = sorted(decode_message(one).queue_offset for one in found)
+        offsets = sorted(decode_message(data).queue_offset for data in found)
         assert offsets == list(range(place // 10 * 10, place // 10 * 10 + 10))
 
 
@@ -166,7 +166,7 @@ async def test_expired_segments_and_destroyed_topics_leave_no_stream(broker: Bro
     assert list(again.files) == [queue]
     assert await again.files[queue].first_offset() == first
     assert await _streams(again) < before
-    named = {one.stream_id for one in again.keeper.streams.values()}
+    named = {stream.stream_id for stream in again.keeper.streams.values()}
     assert await _streams(again) == named
 
 
@@ -192,7 +192,7 @@ async def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(broker: B
     await ahead.expiry.expire_due()
     await assert_readable(ahead, "Y", 0, 60)
     assert [ahead.files[queue].commit_offset for queue in (short, default)] == [70, 60]
-    named = {one.stream_id for one in ahead.keeper.streams.values()}
+    named = {stream.stream_id for stream in ahead.keeper.streams.values()}
     assert await _streams(ahead) == named
 
 
@@ -217,7 +217,7 @@ async def test_segments_in_chunks_of_a_bucket(broker: Broker, tmp_path: Path) ->
         await assert_readable(again, "B", queue_id, end)
     assert len(await again.fetcher.query("B", key(0), 99)) == 20
     table = await render(again, "c", tmp_path / "view")
-    assert sum(one.kind is SegmentType.COMMIT_LOG for one in table.segments.values()) > 3
+    assert sum(segment.kind is SegmentType.COMMIT_LOG for segment in table.segments.values()) > 3
     with pytest.raises((NodeFencedError, MetadataFencedError)):
         await dispatched(store, {("B", 0): 121})  # leaves a message without an item
 
@@ -226,7 +226,7 @@ async def test_segments_in_chunks_of_a_bucket(broker: Broker, tmp_path: Path) ->
     streams = await broker.start(replace(chunks, backend=Backend.STREAMS))
     await dispatched(streams, {("B", 0): 240})
     found = await streams.files[metadata.Queue(streams.broker, "B", 0)].read(0, 240)
-    assert [decode_message(one.data).queue_offset for one in found] == list(range(240))
+    assert [decode_message(decoded.data).queue_offset for decoded in found] == list(range(240))
     assert await _streams(streams)
 
     await streams.destroy("B")
@@ -237,9 +237,9 @@ async def test_segments_in_chunks_of_a_bucket(broker: Broker, tmp_path: Path) ->
 def _unmerged(store: QueueStore, bucket: ObjectStore) -> set[str]:
     """Return the prefixes of sealed segments that have chunks."""
     sealed = {
-        chunk_prefix("c", one.path, one.kind, one.base_offset)
-        for one in store.keeper.table.segments.values()
-        if one.status is metadata.SegmentStatus.SEALED and one.kind is not SegmentType.INDEX
+        chunk_prefix("c", segment.path, segment.kind, segment.base_offset)
+        for segment in store.keeper.table.segments.values()
+        if segment.status is metadata.SegmentStatus.SEALED and segment.kind is not SegmentType.INDEX
     }
     return sealed & {info.key.partition("/chunk/")[0] for info in bucket.list_objects()}
 
@@ -247,7 +247,7 @@ def _unmerged(store: QueueStore, bucket: ObjectStore) -> set[str]:
 async def _streams(store: QueueStore) -> set[int]:
     tag = f"c/{store.broker}"
     described = store.client.controllers.describe_streams()
-    return {one.stream_id async for one in described if one.tags.get(TAG) == tag}
+    return {stream.stream_id async for stream in described if stream.tags.get(TAG) == tag}
 
 
 async def test_a_stream_that_no_key_names_is_deleted_and_a_segment_without_one_forgotten(
@@ -267,7 +267,7 @@ async def test_a_stream_that_no_key_names_is_deleted_and_a_segment_without_one_f
     first = await again.files[queue].first_offset()
     assert first > 0
     found = await again.files[queue].read(first, 99)
-    assert [one.queue_offset for one in found] == list(range(first, 60))
+    assert [decoded.queue_offset for decoded in found] == list(range(first, 60))
 
 
 async def test_the_view_has_the_peers_files(broker: Broker, tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ async def test_the_view_has_the_peers_files(broker: Broker, tmp_path: Path) -> N
     assert metadata.MetadataTable.decode(text) == table
     path = metadata.Queue(store.broker, "V", 0).path
     log = b""
-    for one in table.segments_of(path, SegmentType.COMMIT_LOG):
-        file = tmp_path / "view/files" / segment_path("c", path, one.kind, one.base_offset)
-        assert file.stat().st_size == one.size
+    for segment in table.segments_of(path, SegmentType.COMMIT_LOG):
+        file = tmp_path / "view/files" / segment_path("c", path, segment.kind, segment.base_offset)
+        assert file.stat().st_size == segment.size
         log += file.read_bytes()
     place, wanted = 0, b""
     for offset in range(120):
@@ -296,8 +296,8 @@ async def test_compaction_merges_the_objects_of_a_segment(broker: Broker) -> Non
     store = await broker.start(config)
     await dispatched(store, {("C", 0): 200, ("D", 0): 200})
     report = await store.client.compact()
-    assert not any(one.failures for one in report.set_objects)
-    assert any(one.groups for one in report.set_objects)
+    assert not any(node_report.failures for node_report in report.set_objects)
+    assert any(node_report.groups for node_report in report.set_objects)
     for topic in ("C", "D"):
         await assert_readable(store, topic, 0, 200)
 

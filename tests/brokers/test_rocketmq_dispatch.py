@@ -183,7 +183,7 @@ async def test_a_message_larger_than_a_segment_has_one_of_its_own(large: int) ->
     (message,) = await again.read(large, 1)
     assert message.data[-5100:].count(b"B") == 5000
     size = len(message.data)
-    (own,) = [one for one in again.commit_log.segments if one.commit_position >= size]
+    (own,) = [segment for segment in again.commit_log.segments if segment.commit_position >= size]
     assert own.commit_position == size
     assert own.base_offset == physical_offset_of(message.data)
     assert all(segment.commit_position for segment in again.commit_log.segments)

@@ -106,7 +106,7 @@ async def test_bytes_larger_than_any_segment_change_nothing() -> None:
     _, file = await begin_file()
     assert await file.append(b"x" * 11, 2) is AppendResult.FILE_FULL
     assert await file.append(b"x" * 10, 2) is AppendResult.SUCCESS
-    assert [one.base_offset for one in file.segments] == [0, 4]
+    assert [segment.base_offset for segment in file.segments] == [0, 4]
 
 
 async def test_a_segment_takes_nothing_before_the_metadata_has_it() -> None:
@@ -124,7 +124,7 @@ async def test_a_segment_takes_nothing_before_the_metadata_has_it() -> None:
     keeper.fails = True
     with pytest.raises(BackendDownError):
         await file.roll(11)
-    assert [one.base_offset for one in file.segments] == [7]
+    assert [segment.base_offset for segment in file.segments] == [7]
 
 
 async def test_every_segment_and_its_size_are_durable_after_a_restart() -> None:
@@ -136,8 +136,8 @@ async def test_every_segment_and_its_size_are_durable_after_a_restart() -> None:
         assert await file.commit()
     again = FileWorld(store=store, keeper=keeper.after_restart()).flat_file(10)
     await again.open()
-    assert [one.base_offset for one in again.segments] == [0, 8, 16, 24, 32]
-    assert [one.closed for one in again.segments] == [True] * 4 + [False]
+    assert [segment.base_offset for segment in again.segments] == [0, 8, 16, 24, 32]
+    assert [segment.closed for segment in again.segments] == [True] * 4 + [False]
     assert again.commit_offset == again.append_offset == 40
     assert await again.read(0, 40) == b"".join(b"%d" % at * 8 for at in range(5))
     assert (again.min_timestamp_ms, again.max_timestamp_ms) == (0, 4)
@@ -174,7 +174,7 @@ async def test_a_segment_that_can_not_be_deleted_stays_in_the_metadata_and_goes_
     store.keeps = frozenset()
     assert await again.expire(1) == 1
     assert [base for _, _, base in keeper.after_restart().table.segments] == [0, 8]
-    assert [one.base_offset for one in again.segments] == [8]
+    assert [segment.base_offset for segment in again.segments] == [8]
     assert not store.segments[QUEUE.path, SegmentType.CONSUME_QUEUE, 0].data
 
 
@@ -198,7 +198,7 @@ async def test_a_file_that_was_destroyed_begins_anew() -> None:
     await file.destroy()
     assert (file.segments, file.append_offset) == ([], 0)
     assert keeper.after_restart().table.segments == {}
-    assert not any(one.data for one in store.segments.values())
+    assert not any(segment.data for segment in store.segments.values())
 
 
 async def test_a_sealed_segment_is_sealed_once() -> None:
@@ -242,7 +242,7 @@ async def test_an_item_is_appended_only_if_its_message_was() -> None:
     await file.commit()
     assert await file.append(stored(1), 0) is AppendResult.SUCCESS
     await file.commit()
-    assert [one.queue_offset for one in await file.read(0, 9)] == [0, 1]
+    assert [message.queue_offset for message in await file.read(0, 9)] == [0, 1]
 
 
 async def test_no_hole_is_made_over_messages_that_wait() -> None:
@@ -258,8 +258,8 @@ async def test_no_hole_is_made_over_messages_that_wait() -> None:
     await file.skip_to(5)
     await file.append(stored(5), 0)
     await file.commit()
-    assert [one.queue_offset for one in await file.read(0, 9)] == [0]
-    assert [one.queue_offset for one in await file.read(1, 9)] == [5]
+    assert [message.queue_offset for message in await file.read(0, 9)] == [0]
+    assert [message.queue_offset for message in await file.read(1, 9)] == [5]
 
 
 async def test_items_expire_before_the_messages_that_they_point_at() -> None:
@@ -295,7 +295,7 @@ async def test_nothing_above_the_dispatchable_end_is_moved() -> None:
     local.max_offset = 3
     await one.dispatch(force=True)
     assert one.file.commit_offset == 3
-    assert [each.queue_offset for each in await one.file.read(0, 9)] == [0, 1, 2]
+    assert [message.queue_offset for message in await one.file.read(0, 9)] == [0, 1, 2]
 
 
 async def test_keys_wait_for_the_commit_of_their_messages_and_are_indexed_once() -> None:

@@ -105,7 +105,7 @@ async def test_what_the_local_store_lost_is_a_hole_and_the_rest_stays(world: Fil
     assert (one.file.min_offset, one.file.commit_offset) == (0, 7)
     fetcher = Fetcher({QUEUE: one.file}, one.index, lambda: NOW_MS)
     found = await fetcher.fetch(QUEUE, 0, 32)
-    assert [one.queue_offset for one in found.messages] == [0, 1, 5, 6]
+    assert [message.queue_offset for message in found.messages] == [0, 1, 5, 6]
     assert found.next_offset == 7
     assert (await fetcher.fetch(QUEUE, 3, 32)).next_offset == 7
     assert await one.file.offset_at(0) == 0
@@ -138,7 +138,7 @@ async def test_messages_without_items_after_a_crash_do_no_harm(world: FileWorld)
     assert again.commit_offset == 1
     await again.append(stored(1), 0)
     await again.commit()
-    assert [one.queue_offset for one in await again.read(0, 9)] == [0, 1]
+    assert [message.queue_offset for message in await again.read(0, 9)] == [0, 1]
 
 
 async def test_a_queue_whose_segments_all_expired_goes_on_at_its_end(world: FileWorld) -> None:
@@ -147,15 +147,15 @@ async def test_a_queue_whose_segments_all_expired_goes_on_at_its_end(world: File
     await file.append(stored(7, stored_ms=2), 0)
     await file.commit()
     await file.expire(1)
-    assert [one.queue_offset for one in await file.read(7, 1)] == [7]
+    assert [message.queue_offset for message in await file.read(7, 1)] == [7]
     await file.expire(3)
     assert not file.consume_queue.segments
     assert (await file.first_offset(), file.commit_offset) == (8, 8)
     again = world.message_file()
     await again.open()
-    for one in (file, again):
-        assert one.append_offset == 8
-        assert one.is_initialised
+    for queue_file in (file, again):
+        assert queue_file.append_offset == 8
+        assert queue_file.is_initialised
 
 
 async def test_times_that_were_never_noted_keep_a_segment(world: FileWorld) -> None:
@@ -184,10 +184,10 @@ async def test_keys_are_found_by_content_and_time_over_files_and_collisions() ->
     assert key_hash("t#Aa") == key_hash("t#BB")
     fetcher = Fetcher({QUEUE: file}, index, lambda: NOW_MS)
     found = await fetcher.query(QUEUE.topic, "Aa", 9)
-    assert [decode_message(one).queue_offset for one in found] == [2, 0]
+    assert [decode_message(data).queue_offset for data in found] == [2, 0]
     late = TimeRange(NOW_MS + 1000, NOW_MS + 20_000)
     found = await fetcher.query(QUEUE.topic, "Aa", 9, late)
-    assert [decode_message(one).queue_offset for one in found] == [2]
+    assert [decode_message(data).queue_offset for data in found] == [2]
 
 
 def test_the_hash_without_a_positive_counterpart_has_a_slot() -> None:
@@ -217,7 +217,7 @@ async def test_read_ahead_keeps_its_bound_and_forgets_what_is_not_used(world: Fi
     for _ in range(2):
         found = await fetcher.fetch(QUEUE, 0, 50)
         assert found.status is FetchStatus.FOUND
-        assert [one.queue_offset for one in found.messages] == list(range(50))
+        assert [message.queue_offset for message in found.messages] == list(range(50))
         assert fetcher.cached_bytes <= 2000
         world.clock.advance(limits.expire_ms + 1)
 
@@ -235,7 +235,7 @@ async def test_small_chunks_are_merged_into_one_object_and_a_crash_is_finished()
     with pytest.raises(StoreUnavailableError):
         await segment.seal()
     again = await ChunkedSegment.open(store, "s")
-    assert [one.key for one in store.list_objects("s/")] == ["s/segment/segment-0"]
+    assert [object_.key for object_ in store.list_objects("s/")] == ["s/segment/segment-0"]
     assert await again.read(0, len(wanted)) == wanted
 
 

@@ -66,11 +66,11 @@ def test_released_classes_read_the_view(peer: JavaPeer, tmp_path: Path) -> None:
     ]
     asked = ("read P 0", *times, f"key P {key(0)}", f"key P {key(77)}", "key P none")
     read, *rest = _asked(peer, tmp_path / "view", tmp_path, *asked)
-    assert [bytes.fromhex(one) for one in read.split()] == stored
-    offsets = [int(one) for one in rest[: len(times)]]
+    assert [bytes.fromhex(word) for word in read.split()] == stored
+    offsets = [int(word) for word in rest[: len(times)]]
     assert offsets == [0, 0, 0, 0, 50, 50, 119, 119, 120, 120]
-    places = [physical_offset_of(one) for one in stored]
-    found = [[int(one) for one in line.split()] for line in rest[len(times) :]]
+    places = [physical_offset_of(stored) for stored in stored]
+    found = [[int(word) for word in line.split()] for line in rest[len(times) :]]
     assert found == [places[0:10], places[70:80], []]
 
 
@@ -84,7 +84,7 @@ async def _view(endpoints: list[str], bucket: str, directory: Path) -> list[byte
         await render(store, "c", directory)
         found = await dispatcher.file.read(0, COUNT)
         await store.close()
-        return [one.data for one in found]
+        return [stored.data for stored in found]
 
 
 @dataclass
@@ -165,7 +165,7 @@ async def _random_view(
         for offset in offsets:
             count = rng.choice((1, 2, 32, 100))
             found = await fetcher.fetch(QUEUE, offset, count)
-            messages = " ".join(one.data.hex() for one in found.messages)
+            messages = " ".join(entry.data.hex() for entry in found.messages)
             asked.add(
                 f"fetch P 0 {offset} {count}", f"{found.status} {found.next_offset} {messages}"
             )
@@ -180,7 +180,7 @@ async def _random_view(
                 asked.add(f"time P 0 {at} {bound}", str(offset))
         for number in range(26):
             hits = await fetcher.query("P", f"k{number}", 1000)
-            asked.add(f"query P k{number}", " ".join(sorted(one.hex() for one in hits)))
+            asked.add(f"query P k{number}", " ".join(sorted(digest.hex() for digest in hits)))
         await store.close()
         return asked
 
@@ -273,10 +273,10 @@ async def test_what_released_classes_wrote_is_read(peer: JavaPeer, tmp_path: Pat
     for offset in range(COUNT):
         wanted.append(with_physical_offset(message("P", 0, offset), at))
         at += len(wanted[-1])
-    assert [one.data for one in found] == wanted
-    assert [one.tags_code for one in found] == [java_hash(tags(one)) for one in range(COUNT)]
+    assert [stored.data for stored in found] == wanted
+    assert [one.tags_code for one in found] == [java_hash(tags(number)) for number in range(COUNT)]
     assert await file.offset_at(STORED_MS + 30) == 30
-    await _index_is_read(root, table, [physical_offset_of(one) for one in wanted])
+    await _index_is_read(root, table, [physical_offset_of(data) for data in wanted])
 
 
 async def _index_is_read(root: Path, table: MetadataTable, places: list[int]) -> None:
@@ -285,4 +285,4 @@ async def _index_is_read(root: Path, table: MetadataTable, places: list[int]) ->
     header = IndexHeader.decode(await segment.read(0, 28))
     assert header.item_count == COUNT
     items = await query_compacted(segment.read, 50, "P", key(33), 99, header.begin_ms)
-    assert sorted(one.offset for one in items) == places[30:40]
+    assert sorted(item.offset for item in items) == places[30:40]

@@ -60,10 +60,10 @@ async def _check(
                 data = await _message_at(file, item.commit_log_offset, item.message_size)
                 wanted = message(topic, queue_id, offset)
                 assert data == with_physical_offset(wanted, item.commit_log_offset)
-        queue_ends = [store.files[Queue("b", "T", one)].commit_offset for one in (0, 1)]
+        queue_ends = [store.files[Queue("b", "T", queue_id)].commit_offset for queue_id in (0, 1)]
         last = min(queue_ends) - 1
         found = await store.fetcher.query("T", key(last), 999)
-        offsets = {decode_message(one).queue_offset for one in found}
+        offsets = {decode_message(data).queue_offset for data in found}
         assert last in offsets
         await store.close()
 

@@ -37,7 +37,7 @@ class Pool(UploadPool):
         self.may_answer.set()
 
     async def _commit(self, writes: Sequence[PoolWrite]) -> EffectsVerdict:
-        ids = [one.stream.stream_id for one in writes]
+        ids = [write.stream.stream_id for write in writes]
         self.sent.append(ids)
         await self.may_answer.wait()
         if self.whole:
@@ -45,8 +45,8 @@ class Pool(UploadPool):
             if isinstance(whole, Exception):
                 raise whole
             return EffectsVerdict(whole)
-        ranges = [self.errors.get(one, NONE) for one in ids]
-        puts = [PutResult(self.put_errors.get(one, NONE), one) for one in ids]
+        ranges = [self.errors.get(stream_id, NONE) for stream_id in ids]
+        puts = [PutResult(self.put_errors.get(stream_id, NONE), stream_id) for stream_id in ids]
         failed = [code for code in (*ranges, *(put.error for put in puts)) if code != NONE]
         if not failed:
             return EffectsVerdict(NONE, put_results=puts)
@@ -59,7 +59,7 @@ def a_write(stream_id: int, size: int = 10) -> PoolWrite:
 
 
 async def outcomes(pool: UploadPool, writes: Sequence[PoolWrite]) -> list[Any]:
-    return await asyncio.gather(*(pool.write(one) for one in writes), return_exceptions=True)
+    return await asyncio.gather(*(pool.write(write) for write in writes), return_exceptions=True)
 
 
 QUICK = PoolConfig(linger_s=0.01)
@@ -82,7 +82,7 @@ async def test_a_group_of_refused_writes_alone_is_not_sent_again() -> None:
         pool = Pool(b, QUICK)
         pool.errors = {1: FENCED, 2: FENCED}
         found = await outcomes(pool, [a_write(1), a_write(2)])
-        assert [type(one) for one in found] == [StreamFencedError] * 2
+        assert [type(outcome) for outcome in found] == [StreamFencedError] * 2
         assert pool.sent == [[1, 2]]
         await pool.close()
 
@@ -109,7 +109,7 @@ async def test_a_group_that_fails_as_a_whole_is_not_repeated_and_ends_no_pool(
         pool = Pool(b, QUICK)
         pool.whole = [failure]
         found = await outcomes(pool, [a_write(1), a_write(2)])
-        assert all(isinstance(one, Exception) for one in found)
+        assert all(isinstance(outcome, Exception) for outcome in found)
         assert pool.sent == [[1, 2]]
         assert await pool.write(a_write(3)) == PutResult(NONE, 3)
         assert pool.held_bytes == 0
@@ -143,7 +143,7 @@ async def test_the_pool_holds_no_more_than_its_bound_or_one_larger_write() -> No
         assert pool.held_bytes == 20
         pool.may_answer.set()
         await asyncio.gather(*writes, large)
-        assert sorted(one for ids in pool.sent for one in ids) == [0, 1, 2, 3, 4, 9]
+        assert sorted(stream_id for ids in pool.sent for stream_id in ids) == [0, 1, 2, 3, 4, 9]
         assert pool.held_bytes == 0
         await pool.close()
 
@@ -157,13 +157,13 @@ async def test_writes_that_wait_end_with_the_pool() -> None:
         await pool.close()
         done, pending = await asyncio.wait(writes, timeout=60)
         assert not pending
-        assert all(one.cancelled() for one in done)
+        assert all(task.cancelled() for task in done)
 
 
 def test_bytes_become_records_of_as_many_offsets() -> None:
     write = PoolWrite(
         OpenedStream(7, 3, 0, 100), 100, b"abcdefg", ValueToPut(key="k", value=b"v"), (1, 1)
     )
-    records = [(one.base_offset, one.count, one.payload) for one in write.records(3)]
+    records = [(record.base_offset, record.count, record.payload) for record in write.records(3)]
     assert records == [(100, 3, b"abc"), (103, 3, b"def"), (106, 1, b"g")]
     assert write.end == 107

@@ -98,7 +98,7 @@ class Orphans:
                 self._keys.append(key_for(object_id, session.namespace))
 
     def is_there(self, key: str) -> bool:
-        return any(one.key == key for one in self._store.list_objects(key))
+        return any(object_.key == key for object_ in self._store.list_objects(key))
 
     def plant(self) -> None:
         """Have some appear."""
@@ -144,23 +144,23 @@ async def _check_ledgers(cluster: LocalCluster, printed: list[list[str]]) -> Non
             shape = shape_of(client, mode)
             await shape.managed.open()
             await shape.managed.sweep()
-            complete = [one for one in shape.managed.ledgers if one.is_complete]
+            complete = [ledger for ledger in shape.managed.ledgers if ledger.is_complete]
             said = max(int(number) for _, of, number in printed if of == mode)
-            assert said <= max(one.ledger_id for one in complete)
+            assert said <= max(info.ledger_id for info in complete)
             reader = shape.reader()
-            for one in complete:
-                found = await reader.read(one.ledger_id, 0, one.entries - 1)
-                assert [each.data for each in found] == bodies(one.ledger_id)
+            for info in complete:
+                found = await reader.read(info.ledger_id, 0, info.entries - 1)
+                assert [entry.data for entry in found] == bodies(info.ledger_id)
             assert reader.open_handles == len(complete)
             named = {
-                (one.ledger_id, one.context.uuid): one.is_complete
-                for one in shape.managed.ledgers
-                if one.context
+                (ledger.ledger_id, ledger.context.uuid): ledger.is_complete
+                for ledger in shape.managed.ledgers
+                if ledger.context
             }
             held = set(await shape.copies.list_copies())
             assert held <= named.keys()
             # One that was begun when its broker ended may have nothing yet.
-            assert held >= {one for one, is_complete in named.items() if is_complete}
+            assert held >= {name for name, is_complete in named.items() if is_complete}
 
 
 def _accidents(
@@ -173,7 +173,7 @@ def _accidents(
         kafka.children[node_id].kill()
         kafka.start(node_id)
 
-    accidents = [kafka_dies, *(one.restart for one in printing)]
+    accidents = [kafka_dies, *(broker.restart for broker in printing)]
     rng.shuffle(accidents)
     return accidents
 

@@ -54,12 +54,12 @@ def check_no_write_lost(history: History) -> None:
 
 
 def _check_last_value(key: str, value: str | None, operations: History) -> None:
-    writes = [one for one in operations if isinstance(one.request, models.Put | models.Delete)]
+    writes = [call for call in operations if isinstance(call.request, models.Put | models.Delete)]
     if value is None:
-        sources = [one for one in writes if isinstance(one.request, models.Delete)]
-        begun_at_last = max((_end_of(one) for one in sources), default=0)
+        sources = [write for write in writes if isinstance(write.request, models.Delete)]
+        begun_at_last = max((_end_of(source) for source in sources), default=0)
     else:
-        source = next((one for one in writes if _puts(one, value)), None)
+        source = next((write for write in writes if _puts(write, value)), None)
         assert source is not None, f"{key}: it ends as {value}, which was never written"
         begun_at_last = _end_of(source)
     for write in writes:
@@ -85,21 +85,21 @@ def _end_of(operation: Operation[Any, Any]) -> float:
 def check_no_commit_lost(history: History) -> None:
     """Every acknowledged commit is in its stream; one of several streams is in all or in none."""
     ends = {
-        one.key: set(one.answer.object_ids)
-        for one in history
-        if isinstance(one.request, models.ReadObjects) and isinstance(one.answer, models.Objects)
+        call.key: set(call.answer.object_ids)
+        for call in history
+        if isinstance(call.request, models.ReadObjects) and isinstance(call.answer, models.Objects)
     }
     streams_of: dict[int, set[str]] = {}
-    for one in history:
-        if not isinstance(one.request, models.CommitRange):
+    for operation in history:
+        if not isinstance(operation.request, models.CommitRange):
             continue
-        object_id = one.request.object_id
-        if isinstance(one.answer, models.Committed):
-            assert object_id in ends[one.key], (
-                f"stream {one.key} lost an acknowledged commit: {one}"
+        object_id = operation.request.object_id
+        if isinstance(operation.answer, models.Committed):
+            assert object_id in ends[operation.key], (
+                f"stream {operation.key} lost an acknowledged commit: {operation}"
             )
-        if isinstance(one.answer, models.Committed | Unknown):
-            streams_of.setdefault(object_id, set()).add(one.key)
+        if isinstance(operation.answer, models.Committed | Unknown):
+            streams_of.setdefault(object_id, set()).add(operation.key)
     for object_id, streams in streams_of.items():
         there = {stream for stream in streams if object_id in ends[stream]}
         assert there in (set(), streams), (
@@ -159,7 +159,7 @@ def check_logs(paths: Sequence[Path], expected: Sequence[str] = ()) -> None:
         f"{path.name}: {line}"
         for path in paths
         for line in path.read_text(errors="replace").splitlines()
-        if any(sign in line for sign in _BAD_LEVELS) and not any(one in line for one in expected)
+        if any(sign in line for sign in _BAD_LEVELS) and not any(text in line for text in expected)
     ]
     assert not bad, "logged without reason:\n" + "\n".join(bad[:20])
 
@@ -167,7 +167,7 @@ def check_logs(paths: Sequence[Path], expected: Sequence[str] = ()) -> None:
 def longest_gap_s(histories: Sequence[History]) -> float:
     """Longest time in which no operation was acknowledged, in seconds."""
     times = sorted(
-        one.returned for history in histories for one in history if one.returned is not None
+        call.returned for history in histories for call in history if call.returned is not None
     )
     gaps = (later - earlier for earlier, later in itertools.pairwise(times))
     return max(gaps, default=0) / 1e9

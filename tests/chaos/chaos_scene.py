@@ -114,7 +114,7 @@ class Scene:
         async def is_observer() -> bool:
             view = await self.quorum()
             return view is not None and any(
-                one.key.directory_id == directory_id for one in view.observers
+                observer.key.directory_id == directory_id for observer in view.observers
             )
 
         await until(is_observer, f"controller {node_id} to fetch as an observer")
@@ -135,7 +135,7 @@ class Scene:
         async def is_told() -> bool:
             view = await self.quorum()
             if view is not None:
-                told.update(one.key.node_id for one in view.voters)
+                told.update(voter.key.node_id for voter in view.voters)
             return view is not None
 
         await until(is_told, "a leader to name the voters")

@@ -99,7 +99,7 @@ async def replace_voter(watch: LeaderWatch, voter: pb.Voter, within_s: float) ->
         leader = await watch.ask()
         view = None if leader is None else await watch.describe_quorum(leader)
         if leader is not None and view is not None:
-            if voter.key not in [one.key for one in view.voters]:
+            if voter.key not in [voter.key for voter in view.voters]:
                 committed_at = None
                 await _ask_next_step(watch, leader, view, voter)
             elif committed_at is None:

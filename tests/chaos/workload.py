@@ -92,7 +92,7 @@ class Workload:
             ),
             SETTLED_S,
         )
-        errors = {registered.error, created.error, *(one.error for one in opened.streams)}
+        errors = {registered.error, created.error, *(stream.error for stream in opened.streams)}
         assert errors == {common_pb2.ERROR_CODE_NONE}, f"the streams could not be made: {errors}"
         self.stream_ids = tuple(created.stream_ids)
 
@@ -296,7 +296,7 @@ class _StreamClient(_Worker):
             assert found.error == common_pb2.ERROR_CODE_NONE, (
                 f"objects of streams {stream_ids}: {found}"
             )
-            self._complete(handle, models.Objects(tuple(one.object_id for one in found.objects)))
+            self._complete(handle, models.Objects(tuple(item.object_id for item in found.objects)))
 
     async def _read_end(self, stream_id: int) -> None:
         request = streams_pb2.DescribeStreamsRequest(stream_ids=[stream_id])

@@ -24,7 +24,7 @@ LOAD = Load(rate=100, duration_s=2)
 
 def verdicts(latencies_ms: Sequence[float], failures: int = 0, elapsed_s: float = 2) -> list[bool]:
     measured = Measured(latencies_ms, ["refused"] * failures, elapsed_s)
-    return [each.passed for each in judge(LOAD, measured)]
+    return [check.passed for check in judge(LOAD, measured)]
 
 
 def test_each_threshold_is_judged_for_itself() -> None:
@@ -49,7 +49,7 @@ def keys(cluster: LocalCluster) -> list[str]:
     with ControllerClient(cluster.endpoints) as client:
         request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, keys_only=True)
         listed = client.call(lambda channel: KVServiceStub(channel).ListKVs, request)
-        return [each.key for each in listed.entries]
+        return [entry.key for entry in listed.entries]
 
 
 def begun(cluster: LocalCluster, *words: str) -> subprocess.Popen[str]:
@@ -70,13 +70,13 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
 def test_a_cluster_is_judged_and_left_as_it_was(cluster: LocalCluster) -> None:
     code, told = ended(begun(cluster, "--rate", "20", "--duration", "1s"))
     assert told["writes"] == 20
-    assert {each["figure"]: each["threshold"] for each in told["figures"]} == {
+    assert {figure["figure"]: figure["threshold"] for figure in told["figures"]} == {
         "writes_per_s_at_least": 18.0,
         "p99_ms_at_most": 100.0,
         "slowest_ms_at_most": 1_000.0,
         "failed_writes_at_most": 0,
     }
-    passed = [each["verdict"] for each in told["figures"]].count("pass") == 4
+    passed = [figure["verdict"] for figure in told["figures"]].count("pass") == 4
     said = (told["verdict"], code, told["ok"])
     assert said == (("pass", 0, True) if passed else ("fail", 1, False))
     assert 0 < told["p50_ms"] <= told["p99_ms"] <= told["slowest_ms"]

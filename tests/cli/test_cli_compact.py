@@ -58,8 +58,8 @@ class Broker:
         """Make `count` set objects, each with `ROWS` records of every stream."""
         for _ in range(count):
             acks = [
-                await self.client.writer.append(one, b"%d/%d|" % (one, row) + b"." * 200)
-                for one in self.stream_ids
+                await self.client.writer.append(stream, b"%d/%d|" % (stream, row) + b"." * 200)
+                for stream in self.stream_ids
                 for row in range(ROWS)
             ]
             await self.client.flush()
@@ -308,7 +308,7 @@ def test_nodes_are_spoken_for_with_their_own_epochs() -> None:
     )
     assert every.writer == NodeIdentity(node_id=1, node_epoch=10)
     gone = found(RECOVERED, ACTIVE, FENCED, DEPARTED, gone=True)
-    assert [one.node_id for one in gone.targets] == [3, 2, 4]
+    assert [target.node_id for target in gone.targets] == [3, 2, 4]
     # Ids are prepared by who is heard, or else by one that is only silent.
     assert gone.writer == NodeIdentity(node_id=1, node_epoch=10)
     silent = found(FENCED, DEPARTED, node_ids=[4])
@@ -376,7 +376,7 @@ def test_people_get_the_beginning_of_a_long_table(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert f"... and {SOURCES - view.SHOWN_ROWS} more" in said
     shown = [line.split()[2] for line in said.splitlines() if line.split()[:2] == ["3", "1"]]
-    assert [str(one) for one in range(view.SHOWN_ROWS)] == [one for one in shown if one.isdigit()]
+    assert [str(n) for n in range(view.SHOWN_ROWS)] == [cell for cell in shown if cell.isdigit()]
     assert "it is missing" in said
     assert "write_amplification:" in said
     view.show_plan(Output(OutputFormat.PLAIN), PLANS)
@@ -390,7 +390,7 @@ def test_totals_add_up_over_passes_but_for_what_failed() -> None:
         source_ids=[1, 2],
         made=[
             OutputObject(3, 10, (1, 2)),
-            *(OutputObject(one, 10, (1, 2), StreamRange(7, 0, 5)) for one in (4, 5)),
+            *(OutputObject(object_id, 10, (1, 2), StreamRange(7, 0, 5)) for object_id in (4, 5)),
         ],
         left_out={9: "damaged"},
         failures=["the store is away"],
@@ -492,7 +492,7 @@ def test_write_amplification_counts_what_no_compaction_has_written() -> None:
     compacted = [view.ListedObject(0, -5, listed[0].object_size, 1), listed[1]]
     again = figures_of(commit, compacted).cost
     assert again.write_amplification == pytest.approx(2.0, abs=0.01)
-    rewritten = [view.ListedObject(one.object_id, -5, one.object_size, 1) for one in listed]
+    rewritten = [view.ListedObject(item.object_id, -5, item.object_size, 1) for item in listed]
     assert figures_of(commit, rewritten).cost.write_amplification is None
 
 

@@ -292,7 +292,7 @@ def test_a_good_run() -> None:
 def test_what_may_go_wrong(reads: Reads, bucket: Bucket, mapped: MappedKeys, check: str) -> None:
     figures, failed = summarize(story(), reads, bucket, mapped, (10, 4))
     assert figures["ok"] is False
-    assert any(check in one for one in failed), failed
+    assert any(check in sentence for sentence in failed), failed
 
 
 def test_a_broker_that_could_speak_for_another() -> None:

@@ -83,10 +83,10 @@ def test_a_list_shows_what_is_to_be_settled(controller: FakeController) -> None:
 def test_a_node_is_locked_and_unlocked(controller: FakeController) -> None:
     assert node(controller, "lock", "--node-id", "7")[0] == 0
     assert node(controller, "unlock", "--node-id", "7")[0] == 0
-    assert [type(each).__name__ for each in controller.asked] == [
+    assert [type(request).__name__ for request in controller.asked] == [
         *("LockNodeRequest", "UnlockNodeRequest"),
     ]
-    assert {each.node_id for each in controller.asked} == {7}
+    assert {request.node_id for request in controller.asked} == {7}
 
 
 def test_a_node_is_unregistered_at_its_present_epoch(controller: FakeController) -> None:

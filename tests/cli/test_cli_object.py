@@ -50,7 +50,7 @@ def document(*words: str | Path) -> dict[str, Any]:
 
 def kafka_object(*payloads: bytes) -> bytes:
     builder = ObjectBuilder()
-    builder.write([RecordBatch(4, 0, 10 * i, 10, one) for i, one in enumerate(payloads)])
+    builder.write([RecordBatch(4, 0, 10 * i, 10, payload) for i, payload in enumerate(payloads)])
     return builder.finish().data
 
 
@@ -131,7 +131,7 @@ def test_kafka_batches_show_records(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert all(line.isprintable() for line in lines)
     found = document("--decode", "kafka", path)["records"]
-    assert [one["batches"][0]["compression"] for one in found[:2]] == ["NONE", "ZSTD"]
+    assert [record["batches"][0]["compression"] for record in found[:2]] == ["NONE", "ZSTD"]
     assert found[1]["batches"][0]["records"][0]["key_base64"] == "aw=="
     assert found[2]["not_decoded"]["found"] == "8 bytes"
 

@@ -43,8 +43,8 @@ def serving(*views: pb.DescribeQuorumResponse) -> Iterator[tuple[str, list[FakeC
     """Serve each view, gives the first endpoint; every view's voters get the endpoints in order."""
     with contextlib.ExitStack() as stack:
         controllers = [FakeController(view) for view in views]
-        served = [served_by_threads(each, quorum_pb2_grpc) for each in controllers]
-        endpoints = [stack.enter_context(each) for each in served]
+        served = [served_by_threads(controller, quorum_pb2_grpc) for controller in controllers]
+        endpoints = [stack.enter_context(context) for context in served]
         for view in views:
             for voter, endpoint in zip(view.voters, endpoints, strict=False):
                 voter.endpoint = endpoint

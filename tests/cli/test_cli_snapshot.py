@@ -62,10 +62,10 @@ def test_an_export_holds_every_section(tmp_path: Path, capsys: pytest.CaptureFix
     assert manifest["complete"] is True
     named = (manifest["cluster_id"], manifest["end_offset"], manifest["epoch"])
     assert named == ("the-cluster", 77, 3)
-    rows = {one["section"]: one["rows"] for one in manifest["files"]}
+    rows = {file["section"]: file["rows"] for file in manifest["files"]}
     assert rows == {"streams": 5, "nodes": 1, "kvs": 2, "ranges": 0}
-    for one in manifest["files"]:
-        assert (target / one["file"]).stat().st_size == one["bytes"]
+    for file in manifest["files"]:
+        assert (target / file["file"]).stat().st_size == file["bytes"]
     assert answer["files"] == manifest["files"]
 
 
@@ -159,7 +159,7 @@ def test_info_shows_what_a_file_holds_and_checks_all_of_it(tmp_path: Path) -> No
     source = checkpoint(tmp_path / "c")
     answer = streammeta("snapshot", "info", str(source))
     assert (answer["cluster_id"], answer["end_offset"], answer["epoch"]) == ("the-cluster", 77, 3)
-    assert {one["section"]: one["rows"] for one in answer["sections"]}["streams"] == 5
+    assert {section["section"]: section["rows"] for section in answer["sections"]}["streams"] == 5
     damaged = bytearray(source.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     source.write_bytes(damaged)

@@ -80,24 +80,24 @@ async def act(world: World, rng: random.Random, shape: Shape) -> None:
 
 async def upload(world: World, rng: random.Random, shape: Shape) -> None:
     node_id = rng.choice(list(world.nodes))
-    mine = [one.stream_id for one in _open(world) if one.owner == node_id]
+    mine = [stream.stream_id for stream in _open(world) if stream.owner == node_id]
     chosen = rng.sample(mine, rng.randint(0, len(mine)))
     if not chosen:
         return
     sizes = {
-        each: [
+        stream_id: [
             (rng.randint(1, shape.span), rng.randint(0, shape.payload))
             for _ in range(rng.randint(1, shape.records))
         ]
-        for each in chosen
+        for stream_id in chosen
     }
-    apart = [each for each in chosen if rng.random() < shape.apart]
+    apart = [stream_id for stream_id in chosen if rng.random() < shape.apart]
     await world.upload(node_id, sizes, apart)
 
 
 async def trim(world: World, rng: random.Random) -> None:
     """Move the start of an open stream, also into the middle of a record, or to its end."""
-    candidates = [one for one in _open(world) if one.end > one.start]
+    candidates = [stream for stream in _open(world) if stream.end > stream.start]
     if candidates:
         stream = rng.choice(candidates)
         await world.trim(stream.stream_id, rng.randint(stream.start, stream.end))
@@ -124,7 +124,7 @@ async def delete(world: World, rng: random.Random) -> None:
 
 
 def _open(world: World) -> list[TrueStream]:
-    return [one for one in world.live() if one.is_open]
+    return [object_ for object_ in world.live() if object_.is_open]
 
 
 @dataclass
@@ -142,9 +142,9 @@ class Sources:
     def live(self) -> list[Entry]:
         """Entries with something above the start of a stream that exists."""
         return [
-            one
-            for one in self.entries
-            if one.stream_id in self.starts and one.end_offset > self.starts[one.stream_id]
+            entry
+            for entry in self.entries
+            if entry.stream_id in self.starts and entry.end_offset > self.starts[entry.stream_id]
         ]
 
 

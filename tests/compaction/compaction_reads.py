@@ -50,12 +50,12 @@ class ReadCheck:
         self.run()
         linked: dict[int, set[int]] = {}
         held: dict[int, set[int]] = {}
-        for one in self._world.map.query(DescribeObjects()).objects:
-            if one.state is ObjectState.LINKED:
-                linked.setdefault(one.composite_id, set()).add(one.object_id)
-            elif one.state is ObjectState.COMMITTED and one.kind is ObjectKind.COMPOSITE:
-                composite = decode_composite(self._bytes(one.object_id))
-                held[one.object_id] = {link.object_id for link in composite.links}
+        for object_ in self._world.map.query(DescribeObjects()).objects:
+            if object_.state is ObjectState.LINKED:
+                linked.setdefault(object_.composite_id, set()).add(object_.object_id)
+            elif object_.state is ObjectState.COMMITTED and object_.kind is ObjectKind.COMPOSITE:
+                composite = decode_composite(self._bytes(object_.object_id))
+                held[object_.object_id] = {link.object_id for link in composite.links}
         assert linked == held, "the map keeps the bytes that composites need, and no others"
 
     async def look(self, _step: object) -> None:
@@ -76,7 +76,7 @@ class ReadCheck:
         assert not self._world.strays()
 
     def _stream(self, stream: TrueStream) -> None:
-        wanted = {one.base_offset: one for one in stream.records}
+        wanted = {record.base_offset: record for record in stream.records}
         at = stream.start
         while at < stream.end:
             lost_end = _end_of_lost(stream, at)

@@ -110,7 +110,7 @@ class World:
             requests.CreateStreams(request_id=self.map.request_id(), node=node, streams=new)
         )
         ids: list[int] = list(answer.stream_ids)
-        self.streams |= {each: TrueStream(each, node_id) for each in ids}
+        self.streams |= {stream_id: TrueStream(stream_id, node_id) for stream_id in ids}
         await self._open(node, ids)
         return ids
 
@@ -165,21 +165,21 @@ class World:
 
         Streams of `apart` get a stream object each. Returns the set object's id, -1 without one.
         """
-        written = {each: self.streams[each].next_records(sizes[each]) for each in sorted(sizes)}
-        together = [each for each in written if each not in apart]
+        written = {size: self.streams[size].next_records(sizes[size]) for size in sorted(sizes)}
+        together = [stream_id for stream_id in written if stream_id not in apart]
         ids = await self.prepare(node_id, 1 + len(apart))
         set_object, *others = ids
-        built = self._put(set_object, [written[each] for each in together]) if together else None
+        built = self._put(set_object, [written[id_] for id_ in together]) if together else None
         if built is None:
             set_object = -1
         singles = {
-            each: (object_id, self._put(object_id, [written[each]]))
-            for object_id, each in zip(others, sorted(set(apart) & set(written)), strict=False)
+            stream_id: (object_id, self._put(object_id, [written[stream_id]]))
+            for object_id, stream_id in zip(others, sorted(set(apart) & set(written)), strict=False)
         }
         await self._commit(node_id, set_object, built, written, singles)
-        for each, records in written.items():
-            self.streams[each].records.extend(records)
-            self.streams[each].end = records[-1].end_offset
+        for stream_id, records in written.items():
+            self.streams[stream_id].records.extend(records)
+            self.streams[stream_id].end = records[-1].end_offset
         return set_object
 
     async def upload_with_refused(
@@ -189,8 +189,8 @@ class World:
         refused: Mapping[int, Sequence[tuple[int, int]]],
     ) -> int:
         """Append as `upload`, in an object that also holds what the map refuses: other bytes."""
-        written = {each: self.streams[each].next_records(sizes[each]) for each in sizes}
-        ghosts = {each: self.streams[each].next_records(refused[each]) for each in refused}
+        written = {size: self.streams[size].next_records(sizes[size]) for size in sizes}
+        ghosts = {stream: self.streams[stream].next_records(refused[stream]) for stream in refused}
         held = dict(
             sorted((written | {i: [_ghost(r) for r in g] for i, g in ghosts.items()}).items())
         )
@@ -210,10 +210,10 @@ class World:
             )
         )
         verdicts = dict(zip(held, answer.range_errors.tolist(), strict=True))
-        assert {each for each in held if verdicts[each] != ErrorCode.NONE} == set(ghosts)
-        for each, records in written.items():
-            self.streams[each].records.extend(records)
-            self.streams[each].end = records[-1].end_offset
+        assert {stream for stream in held if verdicts[stream] != ErrorCode.NONE} == set(ghosts)
+        for stream_id, records in written.items():
+            self.streams[stream_id].records.extend(records)
+            self.streams[stream_id].end = records[-1].end_offset
         return object_id
 
     async def prepare(self, node_id: int, count: int) -> list[int]:
@@ -244,13 +244,13 @@ class World:
         written: Mapping[int, Sequence[RecordBatch]],
         singles: Mapping[int, tuple[int, BuiltObject]],
     ) -> None:
-        together = [each for each in written if each not in singles]
-        apart = {each: written[each] for each in sorted(singles)}
+        together = [stream_id for stream_id in written if stream_id not in singles]
+        apart = {stream_id: written[stream_id] for stream_id in sorted(singles)}
         fields: dict[str, Any] = {}
         if built is not None and self.tells_facts:
-            low, high = _bounds([one for each in together for one in written[each]])
+            low, high = _bounds([record for stream_id in together for record in written[stream_id]])
             fields = {"min_timestamp_ms": low, "max_timestamp_ms": high, "crc32c": built.crc32c}
-        bounds = [_bounds(written[each]) for each in apart]
+        bounds = [_bounds(written[stream_id]) for stream_id in apart]
         await self._done(
             requests.CommitStreamSetObject(
                 node=self.nodes[node_id],
@@ -258,15 +258,15 @@ class World:
                 order_id=object_id,
                 object_size=built.size if built is not None else 0,
                 ranges=values.RangeColumns(
-                    **self._spans({each: written[each] for each in together})
+                    **self._spans({stream_id: written[stream_id] for stream_id in together})
                 ),
                 stream_objects=values.StreamObjectColumns(
-                    object_id=values.column([singles[each][0] for each in apart]),
-                    object_size=values.column([singles[each][1].size for each in apart]),
+                    object_id=values.column([singles[stream_id][0] for stream_id in apart]),
+                    object_size=values.column([singles[stream_id][1].size for stream_id in apart]),
                     **self._spans(apart),
                     min_timestamp_ms=values.column([low for low, _ in bounds]),
                     max_timestamp_ms=values.column([high for _, high in bounds]),
-                    crc32c=values.column([singles[each][1].crc32c for each in apart]),
+                    crc32c=values.column([singles[stream_id][1].crc32c for stream_id in apart]),
                 ),
                 **fields,
             )
@@ -276,7 +276,7 @@ class World:
         """Streams, their epochs, and what was written of each, as columns."""
         return {
             "stream_id": values.column(list(written)),
-            "stream_epoch": values.column([self.streams[each].epoch for each in written]),
+            "stream_epoch": values.column([self.streams[stream_id].epoch for stream_id in written]),
             "start_offset": values.column([records[0].base_offset for records in written.values()]),
             "end_offset": values.column([records[-1].end_offset for records in written.values()]),
         }
@@ -291,7 +291,7 @@ class World:
         now_ms = self.clock.now_ms
         due = list(cluster_metadata.destroyed(now_ms - delay_ms + 1, 10_000, now_ms))
         if due:
-            self.store.delete_many([object_key.key_for(each, NAMESPACE) for each in due])
+            self.store.delete_many([object_key.key_for(object_id, NAMESPACE) for object_id in due])
             await self.map.write(requests.RemoveObjects(object_ids=tuple(due)))
         return due
 
@@ -304,7 +304,7 @@ class World:
     # ---- what there is ----
 
     def live(self) -> list[TrueStream]:
-        return [one for one in self.streams.values() if not one.is_deleted]
+        return [stream for stream in self.streams.values() if not stream.is_deleted]
 
     def set_objects(self, node_id: int) -> list[int]:
         answer = self.map.query(
@@ -323,7 +323,7 @@ class World:
 
     def committed(self) -> list[Any]:
         answer = self.map.query(requests.DescribeObjects())
-        return [one for one in answer.objects if one.state is values.ObjectState.COMMITTED]
+        return [item for item in answer.objects if item.state is values.ObjectState.COMMITTED]
 
     def state(self, object_id: int) -> values.ObjectState:
         answer = self.map.query(requests.CheckObjects(object_ids=(object_id,)))
@@ -343,9 +343,9 @@ class World:
     # ---- requests ----
 
     async def _open(self, node: values.NodeIdentity, ids: Sequence[int]) -> None:
-        items = tuple(requests.StreamToOpen(each, self.streams[each].epoch) for each in ids)
+        items = tuple(requests.StreamToOpen(stream, self.streams[stream].epoch) for stream in ids)
         answer = await self.map.write(requests.OpenStreams(node=node, streams=items))
-        assert {one.error for one in answer.streams} <= {ErrorCode.NONE}
+        assert {stream.error for stream in answer.streams} <= {ErrorCode.NONE}
 
     async def _close(self, stream: TrueStream, end: int | None) -> None:
         item = requests.StreamToClose(stream.stream_id, stream.epoch, end)
@@ -364,7 +364,7 @@ def _ghost(record: RecordBatch) -> RecordBatch:
 
 
 def _bounds(records: Sequence[RecordBatch]) -> tuple[int, int]:
-    times = [time_of(one) for one in records]
+    times = [time_of(record) for record in records]
     return min(times), max(times)
 
 

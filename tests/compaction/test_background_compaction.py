@@ -155,7 +155,7 @@ def limited() -> tuple[Clock, bandwidth.Bandwidth]:
 
 
 async def begun(*work: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     for _ in range(5):
         await asyncio.sleep(0)
     return tasks

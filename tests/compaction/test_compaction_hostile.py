@@ -88,14 +88,14 @@ async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
     assert not world.set_objects(1000)
     pieces = world.committed()
     assert len(pieces) > 10
-    assert all(one.object_size < 1_500 + 2_000 for one in pieces)
+    assert all(piece.object_size < 1_500 + 2_000 for piece in pieces)
     await check.all_gone()
 
 
 async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back() -> None:
     """A refused range of an upload is in the object, with bytes that may never be read."""
     world, _ = await plain_world(2)
-    a, b, c = (one.stream_id for one in world.live())
+    a, b, c = (object_.stream_id for object_ in world.live())
     await world.upload_with_refused(1000, {a: THREE}, refused={b: THREE})
     await world.upload(1000, {b: THREE, c: THREE})
     check = ReadCheck(world)
@@ -231,7 +231,7 @@ async def test_a_damaged_block_is_found_before_it_is_copied(
 async def test_an_object_under_anothers_key_is_not_believed() -> None:
     """Two objects of one size were swapped: their indexes are sound, and of other offsets."""
     world, ids = await plain_world()
-    keys = [key_for(each, NAMESPACE) for each in ids]
+    keys = [key_for(object_id, NAMESPACE) for object_id in ids]
     held = world.store.objects()
     assert len(held[keys[2]]) == len(held[keys[4]])
     world.store.put(keys[2], held[keys[4]])

@@ -121,16 +121,16 @@ class Scene:
 
     async def states(self) -> dict[int, common_pb2.ObjectState.ValueType]:
         namespace = self.session.namespace
-        found = (one.key for one in LocalObjectStore(self.bucket).list_objects())
+        found = (object_.key for object_ in LocalObjectStore(self.bucket).list_objects())
         keys = [key for key in found if not is_own_key(key, namespace)]
         parsed = [parse_key(key, namespace) for key in keys]
-        ids = [one.object_id for one in parsed if isinstance(one, OwnKey)]
+        ids = [line.object_id for line in parsed if isinstance(line, OwnKey)]
         assert len(ids) == len(keys)
         request = objects_pb2.DescribeObjectsRequest(object_ids=ids)
         request.page.page_size = 10_000
         answer = await self.client.call(DESCRIBE_OBJECTS, request)
-        known = {one.object_id: one.state for one in answer.objects}
-        return {each: known.get(each, common_pb2.OBJECT_STATE_REMOVED) for each in ids}
+        known = {object_.object_id: object_.state for object_ in answer.objects}
+        return {id_: known.get(id_, common_pb2.OBJECT_STATE_REMOVED) for id_ in ids}
 
 
 @asynccontextmanager
@@ -161,7 +161,7 @@ async def replace_leader(cluster: LocalCluster) -> None:
     """Kill the controller that leads, and start it again when another one does."""
     leader = await asyncio.to_thread(leader_of, cluster)
     await asyncio.to_thread(cluster.children[leader].kill)
-    others = [each for each in cluster.children if each != leader]
+    others = [child for child in cluster.children if child != leader]
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while await asyncio.to_thread(lambda: describe(cluster, others[0]).leader_id) == leader:
         assert asyncio.get_running_loop().time() < deadline, "no other leads"

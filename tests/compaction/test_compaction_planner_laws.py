@@ -91,14 +91,14 @@ def test_plans_hold_what_is_live_of_their_sources_once_within_all_limits(seed: i
 
 def check_sources(live: list[Entry], plan: CompactionPlan) -> None:
     """Each source is in one commit, or excluded, or left alone."""
-    named = [each for commit in plan.commits for each in commit.source_ids]
-    named += [one.object_id for one in plan.excluded]
+    named = [source_id for commit in plan.commits for source_id in commit.source_ids]
+    named += [object_.object_id for object_ in plan.excluded]
     named += plan.left_alone
-    assert sorted(named) == sorted({one.object_id for one in live}), "each source has one place"
+    assert sorted(named) == sorted({item.object_id for item in live}), "each source has one place"
 
 
 def check_commit(live: list[Entry], limits: CompactionLimits, commit: CommitPlan) -> None:
-    of_sources = [one for one in live if one.object_id in commit.source_ids]
+    of_sources = [object_ for object_ in live if object_.object_id in commit.source_ids]
     outputs = [
         (output.kind, list(output.entries.rows()))
         for iteration in commit.iterations
@@ -131,12 +131,12 @@ def assert_contiguous(entries: list[Entry]) -> None:
 def check_iteration(limits: CompactionLimits, iteration: Iteration) -> None:
     sizes = [output.data_size for output in iteration.outputs]
     assert 0 < iteration.data_size <= limits.memory_budget
-    assert sum(sizes) == iteration.data_size == sum(one.size for one in iteration.entries.rows())
+    assert sum(sizes) == iteration.data_size == sum(row.size for row in iteration.entries.rows())
     kinds = [output.kind for output in iteration.outputs]
     assert kinds.count(OutputKind.COMPACT) <= 1
     assert OutputKind.COMPACT not in kinds[:-1], "what goes into the set object is last"
     for output in iteration.outputs:
-        assert output.data_size == sum(one.size for one in output.entries.rows())
+        assert output.data_size == sum(row.size for row in output.entries.rows())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -144,13 +144,13 @@ def test_reads_bring_each_byte_once_to_where_it_is_said_to_be(seed: int) -> None
     for rng in cases(seed):
         _, _, plan = planned(rng)
         longest = rng.choice([7, 30, 1_000])
-        for iteration in (one for commit in plan.commits for one in commit.iterations):
+        for iteration in (iteration for commit in plan.commits for iteration in commit.iterations):
             check_reads(iteration, longest)
 
 
 def check_reads(iteration: Iteration, longest: int) -> None:
     reads = plan_reads(iteration, longest)
-    has_large = any(one.size >= longest for one in iteration.entries.rows())
+    has_large = any(row.size >= longest for row in iteration.entries.rows())
     buffer = bytearray(iteration.data_size)
     filled: Counter[int] = Counter()
     rows = zip(
@@ -169,9 +169,9 @@ def check_reads(iteration: Iteration, longest: int) -> None:
         filled.update(range(at, at + size))
     assert filled == Counter(range(iteration.data_size)), "each byte of the buffer is read once"
     assert len(reads) == len(reads.size)
-    for place, one in zip(reads.entry_buffer_start.tolist(), iteration.entries.rows(), strict=True):
-        wanted = bytes_at(one.object_id, one.position, one.size)
-        assert buffer[place : place + one.size] == wanted, f"{one} is where it is said to be"
+    for place, row in zip(reads.entry_buffer_start.tolist(), iteration.entries.rows(), strict=True):
+        wanted = bytes_at(row.object_id, row.position, row.size)
+        assert buffer[place : place + row.size] == wanted, f"{row} is where it is said to be"
 
 
 def index_of(commit: CommitPlan, threshold: int) -> EntryTable:
@@ -211,7 +211,7 @@ def spoiled(rng: random.Random, index: list[Entry]) -> list[list[Entry]]:
         one._replace(end_offset=one.end_offset + 1),
         one._replace(stream_id=10**6),
     )
-    changed = [[*before, each, *after] for each in wrong]
+    changed = [[*before, wrong_entry, *after] for wrong_entry in wrong]
     return [[*before, *after], [*before, one, one, *after], *changed]
 
 
@@ -223,8 +223,8 @@ def test_overlapping_sources_are_never_written_together(seed: int) -> None:
         plan = plan_compaction(live, draw_limits(rng))
         for commit in plan.commits:
             by_stream = defaultdict[int, list[Entry]](list)
-            for one in commit.entries.rows():
-                by_stream[one.stream_id].append(one)
+            for row in commit.entries.rows():
+                by_stream[row.stream_id].append(row)
             for entries in by_stream.values():
                 for before, after in pairwise(entries):
                     assert before.end_offset <= after.start_offset
@@ -240,10 +240,10 @@ def test_one_bad_source_does_not_keep_the_others_from_being_compacted(seed: int)
         alone = plan_compaction(live_entries(sources.table, sources.starts), limits)
         table = EntryTable.concatenate([sources.table, EntryTable.of_rows([bad])])
         beside = plan_compaction(live_entries(table, sources.starts | {10**6: 0}), limits)
-        assert [one.source_ids for one in beside.commits] == [
-            one.source_ids for one in alone.commits
+        assert [commit.source_ids for commit in beside.commits] == [
+            commit.source_ids for commit in alone.commits
         ]
-        assert 1_000 in {*beside.left_alone, *(one.object_id for one in beside.excluded)}
+        assert 1_000 in {*beside.left_alone, *(left.object_id for left in beside.excluded)}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -261,10 +261,10 @@ def test_the_plan_is_that_of_a_second_planner(seed: int) -> None:
         found = plan_compaction(table, limited)
         assert plan_rows(found) == wanted.iterations
         rounds: dict[int, list[int]] = {}
-        for one in found.excluded:
-            rounds.setdefault(one.round, []).append(one.object_id)
+        for exclusion in found.excluded:
+            rounds.setdefault(exclusion.round, []).append(exclusion.object_id)
         assert list(rounds.values()) == wanted.rounds
-        assert encode_entries(table) == encode_index([IndexEntry(*one[1:]) for one in entries])
+        assert encode_entries(table) == encode_index([IndexEntry(*row[1:]) for row in entries])
 
 
 def test_a_second_planner_sees_the_limits_too() -> None:

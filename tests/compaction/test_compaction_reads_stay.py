@@ -241,7 +241,7 @@ async def one_change(what: str, at: int) -> None:
 
     async def meddle(step: Step) -> None:
         if step.ordinal == at and not step.done:
-            await MEDDLERS[what](world, [one.stream_id for one in world.live()])
+            await MEDDLERS[what](world, [object_.stream_id for object_ in world.live()])
             await world.sweep()
         check.run()
 

@@ -43,7 +43,7 @@ async def linked_objects() -> tuple[World, int]:
     await compact_stream(world, stream, StreamCompaction.GATHER_SMALL)
     report = await compact_stream(world, stream, StreamCompaction.LINK)
     assert report is not None
-    assert any(one.composite for one in report.made), "there is a composite to begin with"
+    assert any(output.composite for output in report.made), "there is a composite to begin with"
     ReadCheck(world).run_links()
     await world.upload(1000, {stream: [(1, 700), (3, 300)]}, apart=[stream])
     await world.trim(stream, 8)  # within its second link
@@ -140,11 +140,11 @@ async def any_order(rng: random.Random) -> None:
 
 async def test_a_deleted_stream_takes_everything_that_is_linked_along() -> None:
     world, stream = await linked_objects()
-    kinds = {one.kind for one in world.committed()}
+    kinds = {object_.kind for object_ in world.committed()}
     assert ObjectKind.COMPOSITE in kinds
     await world.delete(stream)
     await ReadCheck(world).all_gone()
-    held = {one.kind for one in world.committed()}
+    held = {object_.kind for object_ in world.committed()}
     assert held == {ObjectKind.STREAM_SET}
 
 

@@ -84,8 +84,8 @@ def moved(before: StoreMetrics, after: StoreMetrics) -> dict[str, int]:
 
     def total(name: str) -> int:
         return sum(
-            getattr(one, name) - getattr(before.of(operation), name)
-            for operation, one in after.operations.items()
+            getattr(count, name) - getattr(before.of(operation), name)
+            for operation, count in after.operations.items()
         )
 
     return {
@@ -107,10 +107,10 @@ async def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked(overlap: b
         report = await cycle(made, world)
     (group,) = report.groups
     assert sorted(group.source_ids) == ids
-    assert [world.state(one) for one in ids] == [ObjectState.MARK_DESTROYED] * len(ids)
+    assert [world.state(object_id) for object_id in ids] == [ObjectState.MARK_DESTROYED] * len(ids)
     assert tuple(world.set_objects(NODE)) == group.set_object_ids
     outputs = {*group.set_object_ids, *group.stream_object_ids}
-    assert {one.object_id for one in world.committed()} == outputs
+    assert {object_.object_id for object_ in world.committed()} == outputs
     assert len(group.stream_object_ids) > 1, "the large stream is cut by the memory"
     figures = report.figures
     told = {name: getattr(figures, name) for name in moved(before, before)}
@@ -152,7 +152,7 @@ async def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
     with compactor(world, NODE, Steps()) as made:
         await cycle(made, world, split=True)
     bounds = {
-        one.stream_id: (one.min_timestamp_ms, one.max_timestamp_ms) for one in world.committed()
+        item.stream_id: (item.min_timestamp_ms, item.max_timestamp_ms) for item in world.committed()
     }
     for stream_id in (a, b):
         times = [time_of(record) for record in world.streams[stream_id].records]
@@ -161,7 +161,7 @@ async def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
     await world.upload(NODE, {a: SMALL})
     with compactor(world, NODE, Steps()) as made:
         await cycle(made, world, split=True)
-    assert [one.max_timestamp_ms for one in world.committed()].count(-1) == 1
+    assert [object_.max_timestamp_ms for object_ in world.committed()].count(-1) == 1
 
 
 async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
@@ -259,8 +259,8 @@ async def test_an_object_that_is_not_what_the_map_says_is_found_and_left_out() -
     good = world.store.objects()[key]
     builder = ObjectBuilder(120)
     for stream in world.streams.values():
-        held = [one for one in stream.records if 3 <= one.base_offset < 6]
-        builder.write([replace(one, base_offset=one.base_offset + 100) for one in held])
+        held = [record for record in stream.records if 3 <= record.base_offset < 6]
+        builder.write([replace(batch, base_offset=batch.base_offset + 100) for batch in held])
     foreign = builder.finish().data
     assert len(foreign) == len(good)
     world.store.put(key, foreign)
@@ -299,7 +299,7 @@ async def test_the_loop_goes_on_until_its_own_node_is_taken_over() -> None:
         loop = asyncio.create_task(
             made.run(lambda: [replace(stale, node_epoch=0), own], 0.0, reports.append)
         )
-        await until(lambda: any(one.node_id == NODE for one in reports), "report")
+        await until(lambda: any(report.node_id == NODE for report in reports), "report")
         assert not set(ids) & set(world.set_objects(NODE))
         for _ in range(4):
             await world.upload(NODE, dict.fromkeys(world.streams, SMALL))
@@ -369,7 +369,7 @@ async def test_blocks_in_memory_are_within_the_budget(
     await world.register(1000)
     streams = await world.create(1000, 5)
     for _ in range(8):
-        sizes = {each: [(1, BLOCK)] * (1 + each) for each in streams}
+        sizes = {stream: [(1, BLOCK)] * (1 + stream) for stream in streams}
         await world.upload(1000, sizes)
     check = ReadCheck(world)
     selection = replace(EAGER, split_size=20 * BLOCK)

@@ -119,7 +119,7 @@ async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
         steps = Steps(Fault(at, Fate.LOSE_ANSWER, times=2))
         reports = await lives.compacted_streams(world, EVERYTHING, steps)
         assert all(report.error is None for report in reports), at
-        made = [one.object_id for report in reports for one in report.made]
+        made = [output.object_id for report in reports for output in report.made]
         assert len(made) == len(set(made)) >= 4
         ReadCheck(world).run()
 
@@ -204,7 +204,7 @@ async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> 
         for minute in range(MINUTES):
             if minute % 2 == 0:
                 chosen = rng.sample(streams, 2)
-                sizes = {each: [(1, rng.randint(1, 99))] * 2 for each in chosen}
+                sizes = {stream_id: [(1, rng.randint(1, 99))] * 2 for stream_id in chosen}
                 await world.upload(lives.NODE, sizes, chosen)
             if minute % 30 == 29:
                 stream = world.streams[rng.choice(streams)]
@@ -218,8 +218,8 @@ async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> 
     assert not world.strays()
     assert made >= 12
     uploads = MINUTES // len(streams)
-    for each in streams:
-        assert len(world.stored_ranges(each)) < uploads / 2
+    for chosen_stream in streams:
+        assert len(world.stored_ranges(chosen_stream)) < uploads / 2
 
 
 async def small_world() -> World:

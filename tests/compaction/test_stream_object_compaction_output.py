@@ -114,7 +114,7 @@ async def test_small_objects_become_one_put() -> None:
     assert len(traffic.sent) == 1
     assert (report.figures.puts, report.figures.parts) == (1, 0)
     assert report.figures.gets == len(traffic.gets) == 6, "an index and the blocks of each"
-    (one,) = [each for each in world.committed() if each.object_id == report.made[0].object_id]
+    (one,) = [item for item in world.committed() if item.object_id == report.made[0].object_id]
     assert one.crc32c >= 0, "what was sent has a checksum"
 
 
@@ -240,7 +240,7 @@ async def test_an_unusable_source_is_named_and_others_are_compacted(fault: str, 
     report = await compacted(world, server_side_copy=False)
     assert report.error is None
     assert list(report.left_out) == [ids[2]]
-    assert [list(one.source_ids) for one in report.made] == [ids[:2], ids[3:]]
+    assert [list(output.source_ids) for output in report.made] == [ids[:2], ids[3:]]
     world.store.put(bad, data)
     ReadCheck(world).run()
 
@@ -249,7 +249,7 @@ async def test_an_object_that_holds_other_offsets_than_its_metadata_is_left_out(
     world = await world_of([40] * 4)
     world.tells_facts = False
     ids = [object_id for object_id, _, _ in world.stored_ranges(0)]
-    keys = [key_for(each, NAMESPACE) for each in ids]
+    keys = [key_for(object_id, NAMESPACE) for object_id in ids]
     stored = world.store.objects()
     right = stored[keys[1]]
     world.store.put(keys[1], stored[keys[2]])
@@ -263,7 +263,7 @@ async def test_an_object_that_holds_other_offsets_than_its_metadata_is_left_out(
 async def test_a_group_with_too_many_entries_is_made_in_pieces() -> None:
     world = await world_of([20] * 6, block=5)
     report = await compacted(world, max_source_entries=9)
-    assert [len(one.source_ids) for one in report.made] == [2, 2, 2]
+    assert [len(output.source_ids) for output in report.made] == [2, 2, 2]
     ReadCheck(world).run()
 
 
@@ -277,7 +277,7 @@ async def test_a_source_that_shrinks_after_it_was_looked_at_is_left_out() -> Non
             world.store.put(last, data[:200])
 
     report = await compacted(world, steps=Steps(hook=shrink), server_side_copy=False)
-    assert [len(one.source_ids) for one in report.made] == [2]
+    assert [len(output.source_ids) for output in report.made] == [2]
     (reason,) = report.left_out.values()
     assert "were requested" in reason
     world.store.put(last, data)
@@ -301,7 +301,7 @@ async def test_a_composite_of_composites_links_their_objects() -> None:
     first = [object_id for object_id, _, _ in world.stored_ranges(0)]
     (composite,) = await _linked(world)
     assert composite.source_ids == tuple(first)
-    assert {world.state(each) for each in first} == {ObjectState.LINKED}
+    assert {world.state(object_id) for object_id in first} == {ObjectState.LINKED}
     for _ in range(2):
         await world.upload(lives.NODE, {0: [(1, 450)]}, [0])
     second = [object_id for object_id, _, _ in world.stored_ranges(0)][1:]
@@ -310,7 +310,7 @@ async def test_a_composite_of_composites_links_their_objects() -> None:
     await check.swept()
     assert world.state(composite.object_id) is ObjectState.REMOVED, "its links alone went"
     data = world.store.objects()[key_for(joined.object_id, NAMESPACE)]
-    assert [one.object_id for one in decode_composite(data).links] == [*first, *second]
+    assert [link.object_id for link in decode_composite(data).links] == [*first, *second]
     assert world.stored_ranges(0) == [(joined.object_id, 0, 5)]
 
 
@@ -325,7 +325,7 @@ async def test_what_a_composite_no_longer_needs_is_let_go_of() -> None:
     assert (made.range, made.composite) == (StreamRange(0, 2, 4), True)
     await world.sweep()
     check.run()
-    gone = [each for each in linked if world.state(each) is ObjectState.REMOVED]
+    gone = [object_id for object_id in linked if world.state(object_id) is ObjectState.REMOVED]
     assert gone == linked[:2]
     assert not world.strays()
     again = await lives.compact_streams(world, [StreamCompaction.PRUNE_LINKS])

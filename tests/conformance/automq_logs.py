@@ -58,8 +58,8 @@ def _reserved(given: Given) -> Any:
 
 def _continuous(given: Given) -> Answer:
     found = [
-        list(one)
-        for one in continuous_ranges(map(tuple, given.take("objects")), given.take("trim", -1))
+        list(range_)
+        for range_ in continuous_ranges(map(tuple, given.take("objects")), given.take("trim", -1))
     ]
     return Answer({"objects": found, "recovered": found}, found)
 
@@ -77,19 +77,19 @@ def _lost(given: Given) -> Any:
     }
     lost = {at % len(numbers) if at < 0 else at for at in lost}
     held = {
-        (at * ALIGNMENT, (at + 1) * ALIGNMENT): one
-        for at, one in enumerate(numbers)
+        (at * ALIGNMENT, (at + 1) * ALIGNMENT): number
+        for at, number in enumerate(numbers)
         if at not in lost
     }
-    records = [held[one] for one in continuous_ranges(held)]
+    records = [held[range_] for range_ in continuous_ranges(held)]
     return {"records": records, "recovered": records}
 
 
 def _recovery(given: Given) -> Answer:
     ends = {int(stream_id): end for stream_id, end in given.take("stream_ends").items()}
-    kept = recoverable([(one[0], one[1]) for one in given.take("records")], ends)
+    kept = recoverable([(pair[0], pair[1]) for pair in given.take("records")], ends)
     found = {str(stream_id): offsets for stream_id, offsets in kept.items()}
-    ended = {str(one): max(kept.get(one, [end - 1])) + 1 for one, end in ends.items()}
+    ended = {str(stream): max(kept.get(stream, [end - 1])) + 1 for stream, end in ends.items()}
     return Answer(_Exactly({"records": found, "recovered": found, "ends": ended, **found}, found))
 
 
@@ -135,7 +135,7 @@ _STATES = re.compile(r"(COPY|DELETE)_SEGMENT_(STARTED|FINISHED)")
 
 def _are_states(value: Any, _: Any) -> bool:
     return bool(value) and all(
-        isinstance(one, list) and len(one) == 2 and _STATES.search(str(one)) for one in value
+        isinstance(item, list) and len(item) == 2 and _STATES.search(str(item)) for item in value
     )
 
 
@@ -149,7 +149,7 @@ _WORDS = re.compile(
 def _are_not_offered(value: Any, _: Any) -> bool:
     return (
         bool(value)
-        and all(isinstance(one, str | list) for one in value)
+        and all(isinstance(item, str | list) for item in value)
         and _WORDS.search(" ; ".join(map(str, value))) is not None
     )
 

@@ -71,8 +71,8 @@ def upload(kind: OutputKind) -> Callable[[Args, InputSets], Answer]:
         facts = {
             "object_size": size,
             "index_entry_count": footer.index_size // index_block.INDEX_ENTRY_SIZE,
-            "index_positions": [one.position for one in index],
-            "index": [entry_facts(one) for one in index],
+            "index_positions": [entry.position for entry in index],
+            "index": [entry_facts(entry) for entry in index],
         }
         return Answer(facts)
 
@@ -81,7 +81,7 @@ def upload(kind: OutputKind) -> Callable[[Args, InputSets], Answer]:
 
 def unreadable(given: Given, listed: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Return why objects that are listed and not in the bucket can't be read."""
-    missing = [Source(one["object"], one["size"], len(one["ranges"])) for one in listed]
+    missing = [Source(source["object"], source["size"], len(source["ranges"])) for source in listed]
     reasons: dict[int, str] = {}
 
     async def read(_stage: Stage, compactor: Compactor) -> Answer:
@@ -109,8 +109,8 @@ async def _compact(
     mismatches = await _carry_out(stage, compactor, plan, candidates, live)
     facts = _facts(stage)
     facts["error"] = False
-    facts["iterations"] = sum(len(one.iterations) for one in plan.commits)
-    facts["excluded_objects"] = sorted(one.object_id for one in plan.excluded)
+    facts["iterations"] = sum(len(commit.iterations) for commit in plan.commits)
+    facts["excluded_objects"] = sorted(exclusion.object_id for exclusion in plan.excluded)
     features = features_of_plan(plan, live, limits)
     if facts["order_id"] != candidates[0]:
         features.append("order-of-the-oldest-source")
@@ -140,14 +140,14 @@ async def _force_split(
     mismatches = await _carry_out(stage, compactor, plan, [object_id], live)
     if not stage.destroyed():
         return Answer({"request": None}, mismatches=mismatches)
-    iterations = [one for commit in plan.commits for one in commit.iterations]
-    kinds = [[output.kind for output in one.outputs] for one in iterations]
-    splits = [one.count(OutputKind.SPLIT) for one in kinds]
+    iterations = [iteration for commit in plan.commits for iteration in commit.iterations]
+    kinds = [[output.kind for output in iteration.outputs] for iteration in iterations]
+    splits = [kind.count(OutputKind.SPLIT) for kind in kinds]
     facts = {"request": "made", **_facts(stage), "objects_prepared_per_batch": splits}
     features = []
     if sum(splits) > len(contiguous_runs(live)):
         features.append("oversized-range-cut")
-    if any(OutputKind.COMPACT in one for one in kinds):
+    if any(OutputKind.COMPACT in kind for kind in kinds):
         features.append("limit-of-a-force-split")
     return Answer(facts, features, mismatches)
 
@@ -232,7 +232,7 @@ async def _carry_out(
 ) -> list[Mismatch]:
     """Execute a plan; return what is wrong with the bytes of the outputs."""
     expired = objects_without_entries(candidates, live)
-    planned = [one for commit in plan.commits for one in commit.source_ids]
+    planned = [source_id for commit in plan.commits for source_id in commit.source_ids]
     wanted = stage.bytes_by_run(sort_by_stream(live.take(_is_of(live, planned))))
     for number, commit in enumerate(plan.commits):
         await compactor.carry_out(commit, () if number else expired)
@@ -248,7 +248,7 @@ def _is_of(table: EntryTable, object_ids: Sequence[int]) -> Any:
 
 def _wrong_bytes(stage: Stage, wanted: Mapping[tuple[int, int], bytes]) -> Iterator[Mismatch]:
     made = [*stage.made(ObjectKind.STREAM_SET), *stage.made(ObjectKind.STREAM)]
-    tables = EntryTable.concatenate([stage.index_of(one) for one in made])
+    tables = EntryTable.concatenate([stage.index_of(object_) for object_ in made])
     found = stage.bytes_by_run(sort_by_stream(tables))
     if found.keys() != wanted.keys():
         yield Mismatch("streams and starts of outputs", sorted(wanted), sorted(found))
@@ -260,7 +260,7 @@ def _wrong_bytes(stage: Stage, wanted: Mapping[tuple[int, int], bytes]) -> Itera
 def _facts(stage: Stage) -> dict[str, Any]:
     """Say what a commit did, by the map."""
     shared, alone = stage.made(ObjectKind.STREAM_SET), stage.made(ObjectKind.STREAM)
-    ranges = [held for one in shared for held in one.ranges]
+    ranges = [held for object_ in shared for held in object_.ranges]
     set_object = shared[0] if shared else None
     is_new = set_object is not None and set_object.object_id > max(stage.objects)
     return {
@@ -270,10 +270,10 @@ def _facts(stage: Stage) -> dict[str, Any]:
         "stream_set_object": -1 if set_object is None else NEW_ID if is_new else "an input id",
         "order_id": -1 if set_object is None else set_object.order_id,
         "streams_in_result": sorted(
-            {held.stream_id for one in (*shared, *alone) for held in one.ranges}
+            {held.stream_id for object_ in (*shared, *alone) for held in object_.ranges}
         ),
         "stream_objects": [
-            {**_range_facts(held), "size": one.size} for one in alone for held in one.ranges
+            {**_range_facts(held), "size": item.size} for item in alone for held in item.ranges
         ],
         "stream_ranges": [_range_facts(held) for held in ranges],
         "stream_set_object_size": -1 if set_object is None else set_object.size,

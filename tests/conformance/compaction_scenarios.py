@@ -88,10 +88,10 @@ def _group(args: Args, input_sets: InputSets) -> Answer:
         for number, is_split in enumerate(grouping.is_split.tolist())
     ]
     rounds: dict[int, list[int]] = {}
-    for one in grouping.excluded:
-        rounds.setdefault(one.round, []).append(one.object_id)
+    for exclusion in grouping.excluded:
+        rounds.setdefault(exclusion.round, []).append(exclusion.object_id)
     facts = {
-        "excluded_objects": sorted(one.object_id for one in grouping.excluded),
+        "excluded_objects": sorted(exclusion.object_id for exclusion in grouping.excluded),
         "groups": [
             {"type": "SPLIT" if is_split else "COMPACT", "blocks": _blocks(entries)}
             for is_split, entries in groups
@@ -108,23 +108,23 @@ def _plan(args: Args, input_sets: InputSets) -> Answer:
     table = given.live()
     missing = args.take("extra_unreadable_objects", [])
     plan = plan_compaction(table, limits)
-    iterations = [one for commit in plan.commits for one in commit.iterations]
+    iterations = [iteration for commit in plan.commits for iteration in commit.iterations]
     faulty = [
-        one
-        for one in plan.excluded
-        if one.reason in (ExclusionReason.OVERSIZED_ENTRY, ExclusionReason.OVERLAP)
+        exclusion
+        for exclusion in plan.excluded
+        if exclusion.reason in (ExclusionReason.OVERSIZED_ENTRY, ExclusionReason.OVERLAP)
     ]
-    mismatches = list(_not_as_without(table, limits, [one.object_id for one in faulty]))
+    mismatches = list(_not_as_without(table, limits, [exclusion.object_id for exclusion in faulty]))
     if missing:
         left_out = sorted(unreadable(given, missing))
-        wanted = sorted(one["object"] for one in missing)
+        wanted = sorted(source["object"] for source in missing)
         mismatches += compare(wanted, left_out, "objects that can't be read")
     facts = {
         "plan_count": len(iterations),
-        "plans": [_iteration_facts(number, one) for number, one in enumerate(iterations)],
-        "plan_sizes": [one.data_size for one in iterations],
+        "plans": [_iteration_facts(number, turn) for number, turn in enumerate(iterations)],
+        "plan_sizes": [iteration.data_size for iteration in iterations],
         "compacted_object_sizes": [
-            [output.data_size for output in one.outputs] for one in iterations
+            [output.data_size for output in iteration.outputs] for iteration in iterations
         ],
     }
     return Answer(facts, features_of_plan(plan, table, limits), mismatches)
@@ -150,7 +150,7 @@ def _group_blocks(args: Args, _: InputSets) -> Answer:
     else:
         starts = list(zip(blocks.stream_id.tolist(), blocks.start_offset.tolist(), strict=True))
         firsts = [
-            starts.index((one.stream_id, one.start_offset)) for one in _index(args, blocks).rows()
+            starts.index((row.stream_id, row.start_offset)) for row in _index(args, blocks).rows()
         ]
     stops = [*firsts[1:], len(blocks)]
     groups = [list(range(first, stop)) for first, stop in zip(firsts, stops, strict=True)]
@@ -171,7 +171,7 @@ def _index_entries(args: Args, _: InputSets) -> Answer:
     blocks = block_list(args.take("input_block_list"))
     if args.take("rule") != "by_limit":
         raise ValueError("rule of index_entries is not by_limit")
-    index = [entry_facts(one) for one in _index(args, blocks).rows()]
+    index = [entry_facts(row) for row in _index(args, blocks).rows()]
     return Answer({"index": index})
 
 
@@ -187,7 +187,7 @@ def _check_block_size(args: Args, input_sets: InputSets) -> Answer:
     too_large = set(table.take(table.size > limits.memory_budget).object_ids())
     plan = plan_compaction(table, limits)
     left_out = {
-        one.object_id for one in plan.excluded if one.reason is ExclusionReason.OVERSIZED_ENTRY
+        left.object_id for left in plan.excluded if left.reason is ExclusionReason.OVERSIZED_ENTRY
     }
     mismatches = list(_not_as_without(table, limits, too_large))
     if left_out != too_large:
@@ -199,8 +199,8 @@ def _check_block_size(args: Args, input_sets: InputSets) -> Answer:
 def _deduplicate(args: Args, _: InputSets) -> Answer:
     """An object that is listed twice has one place, and what was listed last."""
     listed = args.take("input_list")
-    ids = [one["object"] for one in listed]
-    rows = [(one, ids.index(one), 0, number, 1) for number, one in enumerate(ids)]
+    ids = [source["object"] for source in listed]
+    rows = [(object_id, ids.index(object_id), 0, number, 1) for number, object_id in enumerate(ids)]
     kept = StreamSetObjects.of_rows(rows).sort().object_size.tolist()
     return Answer({"tags": [listed[number]["tag"] for number in kept]})
 
@@ -211,14 +211,14 @@ def _not_as_without(
     """Yield a mismatch unless faulty objects change nothing for the others."""
     others = table.take(~np.isin(table.object_id, list(faulty)))
     alone, together = plan_compaction(others, limits), plan_compaction(table, limits)
-    wanted, found = ([one.source_ids for one in plan.commits] for plan in (alone, together))
+    wanted, found = ([commit.source_ids for commit in plan.commits] for plan in (alone, together))
     if wanted != found:
         yield Mismatch("sources beside objects that are left out", wanted, found)
 
 
 def _blocks(entries: EntryTable) -> list[list[int]]:
     return [
-        [one.object_id, one.stream_id, one.start_offset, one.end_offset] for one in entries.rows()
+        [row.object_id, row.stream_id, row.start_offset, row.end_offset] for row in entries.rows()
     ]
 
 

@@ -64,27 +64,27 @@ class Stage:
     """One node with set objects that are compacted; `objects` lie in the bucket."""
 
     def __init__(self, given: Given) -> None:
-        self.objects = {one: held.written() for one, held in given.objects.items()}
+        self.objects = {object_id: held.written() for object_id, held in given.objects.items()}
         self.map = LeadingMap()
         self.store = MemoryObjectStore(self.map.clock.wall_ms)
         self._streams = _streams_of(given, self.objects)
 
     async def prepare(self) -> None:
         await self.map.write(RegisterNode(node=NODE))
-        for one in self.objects.values():
-            self.store.put(key_of(one.object_id), one.data)
+        for object_ in self.objects.values():
+            self.store.put(key_of(object_.object_id), object_.data)
         rows = MetadataRows(self.map.controller.cluster_metadata.freeze().sections())
         counters = rows.counters
         counters["next_object_id"] = max(self.objects, default=-1) + 1
         counters["next_stream_id"] = max(self._known_streams(), default=-1) + 1
         for stream_id, (start, end) in self._streams.items():
             _put_stream(rows, stream_id, start, end)
-        for one in self.objects.values():
-            _put_object(rows, one)
+        for object_ in self.objects.values():
+            _put_object(rows, object_)
         self.map.load(rows.sections())
 
     def _known_streams(self) -> set[int]:
-        held = {entry.stream_id for one in self.objects.values() for entry in one.entries}
+        held = {entry.stream_id for object_ in self.objects.values() for entry in object_.entries}
         return held | self._streams.keys()
 
     def stream_starts(self) -> dict[int, int]:
@@ -92,11 +92,11 @@ class Stage:
 
     def unfinished(self) -> list[str]:
         """Return the keys of uploads that were begun and neither completed nor aborted."""
-        return [one.key for one in self.store.list_multipart_uploads()]
+        return [multipart_upload.key for multipart_upload in self.store.list_multipart_uploads()]
 
     def destroyed(self) -> list[int]:
         answer = self.map.query(DescribeObjects())
-        kept = {one.object_id for one in answer.objects if one.state is ObjectState.COMMITTED}
+        kept = {item.object_id for item in answer.objects if item.state is ObjectState.COMMITTED}
         return sorted(self.objects.keys() - kept)
 
     def made(self, kind: ObjectKind) -> list[MadeObject]:
@@ -108,15 +108,15 @@ class Stage:
             for held in node.stream_set_objects
         }
         found = []
-        for one in self.map.query(DescribeObjects()).objects:
-            is_new = one.object_id not in self.objects
-            if is_new and one.state is ObjectState.COMMITTED and one.kind is kind:
-                held = spans_of(one).items()
-                ranges = tuple(StreamRange(each, *span) for each, spans in held for span in spans)
-                order = orders.get(one.object_id, -1)
-                found.append(MadeObject(one.object_id, one.object_size, order, ranges))
+        for object_ in self.map.query(DescribeObjects()).objects:
+            is_new = object_.object_id not in self.objects
+            if is_new and object_.state is ObjectState.COMMITTED and object_.kind is kind:
+                held = spans_of(object_).items()
+                ranges = tuple(StreamRange(id_, *span) for id_, spans in held for span in spans)
+                order = orders.get(object_.object_id, -1)
+                found.append(MadeObject(object_.object_id, object_.object_size, order, ranges))
         return sorted(
-            found, key=lambda one: [(held.stream_id, held.start_offset) for held in one.ranges]
+            found, key=lambda item: [(held.stream_id, held.start_offset) for held in item.ranges]
         )
 
     def index_of(self, made: MadeObject) -> EntryTable:
@@ -135,8 +135,8 @@ class Stage:
         for first, stop in pairwise([*firsts, len(table)]):
             rows = list(table.span(first, stop).rows())
             found[rows[0].stream_id, rows[0].start_offset] = b"".join(
-                self.store.get_range(key_of(one.object_id), one.position, one.position + one.size)
-                for one in rows
+                self.store.get_range(key_of(row.object_id), row.position, row.position + row.size)
+                for row in rows
             )
         return found
 
@@ -165,15 +165,15 @@ class Compactor:
         """
         objects = [self._stage.objects[object_id] for object_id in object_ids]
         sources = [
-            Source(one.object_id, len(one.data), len({e.stream_id for e in one.entries}))
-            for one in objects
+            Source(item.object_id, len(item.data), len({e.stream_id for e in item.entries}))
+            for item in objects
         ]
         loaded = await self._indexes.load([*sources, *missing])
-        tables = [one.entries for one in loaded.values() if isinstance(one, SourceIndex)]
+        tables = [index.entries for index in loaded.values() if isinstance(index, SourceIndex)]
         reasons = {
-            object_id: one.reason
-            for object_id, one in loaded.items()
-            if not isinstance(one, SourceIndex)
+            object_id: index.reason
+            for object_id, index in loaded.items()
+            if not isinstance(index, SourceIndex)
         }
         return EntryTable.concatenate(tables), reasons
 
@@ -204,13 +204,13 @@ def _streams_of(given: Given, objects: Mapping[int, WrittenInput]) -> dict[int, 
     """Start and end of each live stream; an end is at least that of what objects hold."""
     ends: dict[int, int] = {}
     starts: dict[int, int] = {}
-    for entry in (entry for one in objects.values() for entry in one.entries):
+    for entry in (entry for object_ in objects.values() for entry in object_.entries):
         ends[entry.stream_id] = max(entry.end_offset, ends.get(entry.stream_id, 0))
         starts[entry.stream_id] = min(
             entry.start_offset, starts.get(entry.stream_id, entry.start_offset)
         )
     live = starts if given.streams is None else given.streams
-    return {one: (start, max(start, ends.get(one, start))) for one, start in live.items()}
+    return {stream: (start, max(start, ends.get(stream, start))) for stream, start in live.items()}
 
 
 def _put_stream(rows: MetadataRows, stream_id: int, start: int, end: int) -> None:
@@ -273,10 +273,10 @@ class GivenObject:
             one._replace(record_count=min(one.record_count, one.end_offset - one.start_offset))
             for one in self.entries
         ]
-        blocks = [_block(one) for one in given]
+        blocks = [_block(clause) for clause in given]
         entries = tuple(
-            one._replace(position=sum(map(len, blocks[:number])), size=len(blocks[number]))
-            for number, one in enumerate(given)
+            block._replace(position=sum(map(len, blocks[:number])), size=len(blocks[number]))
+            for number, block in enumerate(given)
         )
         index = encode_entries(EntryTable.of_rows(entries))
         data = b"".join(blocks)
@@ -303,7 +303,7 @@ class Given:
     @property
     def table(self) -> EntryTable:
         """All entries, object by object as given."""
-        return EntryTable.of_rows(row for one in self.objects.values() for row in one.entries)
+        return EntryTable.of_rows(row for item in self.objects.values() for row in item.entries)
 
     def live(self) -> EntryTable:
         """Return the entries that are live; where no streams are named, all of them."""
@@ -331,7 +331,7 @@ def read_given(args: Args, input_sets: Mapping[str, Any]) -> Given:
     for object_id, blocks in args.take("input_blocks", {}).items():
         objects[object_id] = GivenObject(object_id, tuple(_entries(object_id, blocks)), None)
     streams = args.take("streams", streams)
-    live = None if streams is None else {one["stream"]: one["start"] for one in streams}
+    live = None if streams is None else {stream["stream"]: stream["start"] for stream in streams}
     return Given(objects, live)
 
 

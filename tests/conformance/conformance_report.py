@@ -212,13 +212,14 @@ def features_of(excluded: Iterable[Exclusion]) -> list[str]:
         ExclusionReason.OVERSIZED_ENTRY: "oversized-entry-left-out",
         ExclusionReason.OVERLAP: "overlap-left-out",
     }
-    return sorted({names[one.reason] for one in excluded if one.reason in names})
+    return sorted({names[exclusion.reason] for exclusion in excluded if exclusion.reason in names})
 
 
 def features_of_plan(plan: CompactionPlan, live: EntryTable, limits: CompactionLimits) -> list[str]:
     uncut = plan_compaction(live, replace(limits, memory_budget=int(live.size.sum()) + 1))
     found = [
-        {one.object_id for one in each.excluded if one.reason in _LIMITS} for each in (plan, uncut)
+        {one.object_id for one in variant.excluded if one.reason in _LIMITS}
+        for variant in (plan, uncut)
     ]
     is_cut_out = not features_of(plan.excluded) and found[0] != found[1]
     return [*features_of(plan.excluded), *(["cuts-count-toward-the-limit"] if is_cut_out else [])]

@@ -49,7 +49,7 @@ def is_format(scenario: Mapping[str, Any]) -> bool:
     listed = given.get("records")
     records = [given, *(listed if isinstance(listed, list) else [])]
     has_record = any(
-        isinstance(one, Mapping) and not _RECORD_FIELDS.isdisjoint(one) for one in records
+        isinstance(record, Mapping) and not _RECORD_FIELDS.isdisjoint(record) for record in records
     )
     return has_record or "records_generated" in given or "composites" in given
 
@@ -188,8 +188,8 @@ def _with_asked(args: Args, held: _Object, facts: dict[str, Any]) -> dict[str, A
     """Add the facts whose question is part of what is expected."""
     expect = args.take("expect", {})
     ranges = {
-        one.stream_id: [one.start_offset, one.end_offset]
-        for one in index_block.stream_ranges(held.index)
+        stream_range.stream_id: [stream_range.start_offset, stream_range.end_offset]
+        for stream_range in index_block.stream_ranges(held.index)
     }
     asked = {stream: ranges.get(stream) for stream in expect.get("range_of_stream", {})}
     finds = [

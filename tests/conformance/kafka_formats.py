@@ -32,14 +32,14 @@ def text_bytes(value: Any) -> bytes | None:
 
 def _records(given: Given) -> list[Rec]:
     found = []
-    for one in given.each("records", []):
-        headers = [(name, text_bytes(value)) for name, value in one.take("headers", None) or ()]
-        stamp = one.first("timestamp", "time", default=0)
+    for clause in given.each("records", []):
+        headers = [(name, text_bytes(value)) for name, value in clause.take("headers", None) or ()]
+        stamp = clause.first("timestamp", "time", default=0)
         found.append(
             Rec(
                 stamp,
-                text_bytes(one.take("key", None)),
-                text_bytes(one.take("value", None)),
+                text_bytes(clause.take("key", None)),
+                text_bytes(clause.take("value", None)),
                 headers,
             )
         )
@@ -90,10 +90,10 @@ def _batch(given: Given) -> Any:
     (batch,) = read_batches(raw)
     found = {name: getattr(batch, name) for name in wanted}
     read = [
-        Rec(one.timestamp, one.key, one.value, tuple(one.headers))
-        for one in decode_kafka_records(batch)
+        Rec(record.timestamp, record.key, record.value, tuple(record.headers))
+        for record in decode_kafka_records(batch)
     ]
-    same = [Rec(one.timestamp, one.key, one.value, tuple(one.headers)) for one in records]
+    same = [Rec(row.timestamp, row.key, row.value, tuple(row.headers)) for row in records]
     is_same = found == wanted and batch.is_intact and (attributes & 8 or read == same)
     return _batch_facts(batch, raw.hex() if is_same else f"{found} {read}")
 
@@ -192,28 +192,28 @@ def _log_value(given: Given) -> Any:
     named, read = decode_log(json.loads(text))
     found = [
         (
-            one.base_offset,
-            one.created_ms,
-            one.modified_ms,
-            one.size,
-            one.end_offset,
-            one.time_start,
-            one.time_end,
-            one.first_batch_time,
+            segment.base_offset,
+            segment.created_ms,
+            segment.modified_ms,
+            segment.size,
+            segment.end_offset,
+            segment.time_start,
+            segment.time_end,
+            segment.first_batch_time,
         )
-        for one in read
+        for segment in read
     ]
     wanted = [
         (
-            one["base"],
-            one.get("created", 0),
-            one.get("modified", 0),
-            one.get("size", 0),
-            one["log"][1],
-            *one.get("time", one.get("tim")),
-            one.get("first_batch_timestamp", 0),
+            segment["base"],
+            segment.get("created", 0),
+            segment.get("modified", 0),
+            segment.get("size", 0),
+            segment["log"][1],
+            *segment.get("time", segment.get("tim")),
+            segment.get("first_batch_timestamp", 0),
         )
-        for one in segments
+        for segment in segments
     ]
     return {
         "json": text if (named, found) == (streams, wanted) else f"{named} {found}",
@@ -230,20 +230,20 @@ def _epochs_value(given: Given) -> Any:
     facts: dict[str, Any] = {
         "hex": epochs.encode().hex(),
         "size": len(epochs.encode()),
-        "entries": [list(one) for one in epochs.entries],
+        "entries": [list(entry) for entry in epochs.entries],
     }
     if given.has("ask") or given.has("offsets"):
         facts["epoch_at"] = facts["epochs"] = [
-            epochs.at(one) for one in given.first("ask", "offsets")
+            epochs.at(offset) for offset in given.first("ask", "offsets")
         ]
     if given.has("end_of"):
         end = given.first("log_end", "end", default=1 << 40)
         facts["end_of"] = facts["ends"] = [
-            list(epochs.end_of(one, end)) for one in given.take("end_of")
+            list(epochs.end_of(epoch, end)) for epoch in given.take("end_of")
         ]
     if given.has("trim"):
         epochs.trim(given.take("trim"))
-        facts["after_trim"] = {"entries": [list(one) for one in epochs.entries]}
+        facts["after_trim"] = {"entries": [list(entry) for entry in epochs.entries]}
     return facts
 
 
@@ -254,8 +254,8 @@ def _epochs_of_batches(given: Given) -> Any:
             raise NotOfferedError
         epochs.assign(epoch, base)
     return {
-        "epochs": [list(one) for one in epochs.entries],
-        "entries": [list(one) for one in epochs.entries],
+        "epochs": [list(entry) for entry in epochs.entries],
+        "entries": [list(entry) for entry in epochs.entries],
     }
 
 
@@ -265,15 +265,15 @@ def _epochs_of_batches(given: Given) -> Any:
 def _snapshot(given: Given) -> Any:
     states = ProducerStates()
     rows = given.each("producers") if given.has("producers") else [given]
-    for one in rows:
-        first, last = one.take("offsets")
-        sequences = one.take("sequences")
+    for row in rows:
+        first, last = row.take("offsets")
+        sequences = row.take("sequences")
         raw = sequenced(
-            one.take("producer_id"),
-            one.first("epoch", "producer_epoch", default=0),
+            row.take("producer_id"),
+            row.first("epoch", "producer_epoch", default=0),
             sequences[0],
             last - first + 1,
-            time=one.take("timestamp", 0),
+            time=row.take("timestamp", 0),
         )
         (batch,) = read_batches(raw)
         if batch.last_sequence != sequences[-1]:
@@ -287,7 +287,7 @@ def _snapshot(given: Given) -> Any:
 
 
 def _snapshots_value(given: Given) -> Any:
-    rows = {one[0]: bytes.fromhex(str(one[1])) for one in given.take("snapshots")}
+    rows = {snapshot[0]: bytes.fromhex(str(snapshot[1])) for snapshot in given.take("snapshots")}
     value = encode_snapshots(rows)
     return {"hex": value.hex(), "value_hex": value.hex(), "size": len(value)}
 
@@ -306,7 +306,7 @@ def linear(said: str, name: str) -> tuple[int, int]:
 
 def time_entries(said: Any, base: int) -> list[tuple[int, int]]:
     if isinstance(said, list):
-        return [(one[0], one[1]) for one in said]
+        return [(pair[0], pair[1]) for pair in said]
     span = range_of(str(said).rpartition("i =")[2]) or range(0)
     times, offsets = linear(str(said), "timestamp"), linear(str(said), "offset")
     return [(times[0] + times[1] * at, offsets[0] + offsets[1] * at) for at in span]
@@ -324,9 +324,9 @@ def _time_index(given: Given) -> Any:
     }
     asked = given.first("lookup", "lookups", default=[])
     found = []
-    for one in asked:
-        time = int(re.findall(r"-?\d+", str(one))[0])
-        found.append(list(lookup([] if "empty" in str(one) else entries, time, base)))
+    for offset in asked:
+        time = int(re.findall(r"-?\d+", str(offset))[0])
+        found.append(list(lookup([] if "empty" in str(offset) else entries, time, base)))
     return Answer({**facts, "found": found, "lookup": found}, found)
 
 

@@ -81,7 +81,7 @@ def _names_of(stated: str, value: bytes) -> Iterator[Mismatch]:
     """Look for the keys of a JSON value in words that list them."""
     names = set(re.findall(r"\b\w+\b", stated))
     written = json.loads(value)
-    keys = {*written, *(key for one in written.get("segmentMetas", ()) for key in one)}
+    keys = {*written, *(key for segment in written.get("segmentMetas", ()) for key in segment)}
     if not keys <= names:
         yield Mismatch("value", stated, sorted(keys))
 
@@ -96,7 +96,7 @@ def _log(stated: str) -> Iterator[Mismatch]:
 
 def _epochs(stated: str) -> Iterator[Mismatch]:
     fields = re.findall(r"\bi(16|32|64)\b", stated)
-    size = sum(int(one) // 8 for one in fields)
+    size = sum(int(field) // 8 for field in fields)
     yield from compare(len(LeaderEpochs([(1, 2)]).encode()), size, "leader_epoch_value")
 
 

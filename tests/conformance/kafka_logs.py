@@ -56,16 +56,16 @@ class MapWorld(World):
     async def facts(self) -> Mapping[str, Any]:
         stream = self.streams.table.streams[self.stream_id]
         found = MetaMap()
-        for one in stream.records:
-            found.apply(one.base_offset, one.payload)
-        kept = sorted(found.live.values(), key=lambda one: one[0])
+        for record in stream.records:
+            found.apply(record.base_offset, record.payload)
+        kept = sorted(found.live.values(), key=lambda item: item[0])
         named = [(at, entry.key.removeprefix("test."), entry.raw.hex()) for at, entry in kept]
         return {
             "end": stream.end,
             "next_offset": stream.end,
             "start": stream.start,
             "records": len(stream.records),
-            "kept": [list(one) for one in named],
+            "kept": [list(item) for item in named],
             "state": {key: raw for _, key, raw in named},
             "keys": [key for _, key, _ in named],
             "live_offsets": [at for at, _, _ in named],
@@ -73,7 +73,7 @@ class MapWorld(World):
 
     def inside(self, first: int, end: int) -> int:
         records = self.streams.table.streams[self.stream_id].records
-        return sum(first <= one.base_offset < end for one in records)
+        return sum(first <= record.base_offset < end for record in records)
 
     @verb(r"compacts?|compaction|trims?", "compact")
     async def compact(self, clause: Clause) -> None:
@@ -106,7 +106,7 @@ async def _map(given: Given) -> Any:
     if given.has("handoff"):
         raise NotOfferedError
     rows = given.first("appends", "stream", "records", default=[])
-    for key, value in [one for one in rows if isinstance(one, list)]:
+    for key, value in [row for row in rows if isinstance(row, list)]:
         # values of scenarios are no real ones: keys that are not decoded stand for them
         await world.meta.put({f"test.{key}": bytes.fromhex(str(value))})
     course = await run_steps(world, take_steps(given, MapWorld))
@@ -121,8 +121,8 @@ def _are_map_steps(value: Any, _: Any) -> bool:
     words = re.compile(r"(close|append|trim|compact|freeze|put|replay)\b")
     return (
         bool(value)
-        and all(isinstance(one, str) and words.match(one) for one in value)
-        and not any("roll" in str(one) or re.search(r"\d", str(one)) for one in value)
+        and all(isinstance(item, str) and words.match(item) for item in value)
+        and not any("roll" in str(item) or re.search(r"\d", str(item)) for item in value)
     )
 
 
@@ -169,8 +169,8 @@ class LogWorld(World):
 
     def _map(self) -> MetaMap:
         found = MetaMap()
-        for one in self.table.streams[self._meta_id].records:
-            found.apply(one.base_offset, one.payload)
+        for record in self.table.streams[self._meta_id].records:
+            found.apply(record.base_offset, record.payload)
         return found
 
     async def facts(self) -> Mapping[str, Any]:
@@ -188,11 +188,11 @@ class LogWorld(World):
             "recovery_point": value.get("r"),
             "clean_shutdown": value.get("cs"),
             "segments": len(segments),
-            "bases": [one.base_offset for one in segments],
-            "base_offsets": [one.base_offset for one in segments],
+            "bases": [segment.base_offset for segment in segments],
+            "base_offsets": [segment.base_offset for segment in segments],
             "new_base": segments[-1].base_offset,
             "active_base": segments[-1].base_offset,
-            "sizes": [one.size for one in segments],
+            "sizes": [segment.size for segment in segments],
             "meta_keys": [key for key in ("LOG", "PARTITION") if key in found.live],
             "writable": log.is_writable,
             "leader_epoch": log.epoch,
@@ -206,7 +206,7 @@ class LogWorld(World):
     async def records(self, offset: int, max_bytes: int = 1 << 20) -> list[Any]:
         data = await self.log.read(offset, max_bytes)
         batches = read_batches(data) if data else []
-        return [one for batch in batches for one in decode_kafka_records(batch)]
+        return [kafka_record for batch in batches for kafka_record in decode_kafka_records(batch)]
 
     @verb(r"rolls?|rolled", "roll")
     async def roll(self, clause: Clause) -> None:
@@ -250,7 +250,7 @@ class LogWorld(World):
         )
         end = span[1] if span else clause.number(r"(?:to|until|up to) (\d+)", 1 << 62)
         clause.skip(r"all|everything")
-        found = [one.offset for one in await self.records(first) if first <= one.offset < end]
+        found = [row.offset for row in await self.records(first) if first <= row.offset < end]
         return Done(found)
 
     @verb(r"close[sd]?|shuts? down", "close")
@@ -324,10 +324,10 @@ async def _log(given: Given) -> Any:
         await world.append_records([Rec(1, text_bytes(key), text_bytes(value))])
     course = await run_steps(world, steps)
     read = None
-    if "read" in given.stated and not any(one.verb == "read" for one in course.moments):
+    if "read" in given.stated and not any(moment.verb == "read" for moment in course.moments):
         read = await world.records(world.log.start_offset)
         course.extra["read"] = [
-            [(one.key or b"").decode(), (one.value or b"").decode()] for one in read
+            [(record.key or b"").decode(), (record.value or b"").decode()] for record in read
         ]
     course.extra["read_before"] = before
     return course
@@ -355,7 +355,7 @@ def _are_log_steps(value: Any, _: Any) -> bool:
     words = re.compile(
         r"(roll|append|reopen|open|close|delete|trim|read|retention|wait|kill|crash|recover|restart|flush)\b"
     )
-    strings = bool(value) and all(isinstance(one, str) and words.match(one) for one in value)
+    strings = bool(value) and all(isinstance(item, str) and words.match(item) for item in value)
     said = " ".join(map(str, value))
     return (
         strings
@@ -384,12 +384,12 @@ async def _offset_by_time(given: Given) -> Any:
     found = [
         await offset_by_time(world.log, time) for time in given.first("search", "times", "lookups")
     ]
-    listed = [None if one is None else one[1] for one in found]
+    listed = [None if entry is None else entry[1] for entry in found]
     return Answer(
         {
             "offsets": listed,
             "found": listed,
-            "timestamps": [None if one is None else one[0] for one in found],
+            "timestamps": [None if entry is None else entry[0] for entry in found],
         },
         listed,
     )
@@ -406,7 +406,7 @@ async def _read_across(given: Given) -> Any:
         found = re.search(r"(\w+) (?:batches )?of (\w+) records?", said)
         counts = [number_of(found[2])] * number_of(found[1]) if found else []
     else:
-        counts = [one if isinstance(one, int) else one[1] - one[0] + 1 for one in said]
+        counts = [count if isinstance(count, int) else count[1] - count[0] + 1 for count in said]
     for count in counts:
         await world.append_records([Rec(1)] * count)
     await world.open_log()

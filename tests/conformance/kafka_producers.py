@@ -85,7 +85,7 @@ class ProducerWorld(World):
         clause.skip(r"state|from|snapshot")
         payload = encode_entry("PRODUCER_SNAPSHOTS", encode_snapshots(self.snapshots))
         value: Any = decode_meta_entry(payload).value
-        newest = max(value, key=lambda one: one.offset, default=None)
+        newest = max(value, key=lambda snapshot: snapshot.offset, default=None)
         self.states = (
             producer_state.ProducerStates.of_snapshot(newest.offset, newest.producers)
             if newest
@@ -159,7 +159,7 @@ class _Duplicate(Done):
 
 def _joined(step: Any) -> str:
     """Return a step as one sentence: [epoch 0, seq 1] is one append."""
-    if isinstance(step, list) and all(isinstance(one, str) for one in step):
+    if isinstance(step, list) and all(isinstance(word, str) for word in step):
         return " ".join(step)
     if isinstance(step, Mapping):
         return sentence_of(step).replace(",", "")
@@ -191,7 +191,7 @@ async def _producers(given: Given) -> Any:
     if _NOT_OFFERED.search(said):
         raise NotOfferedError
     producer, epoch = given.take("producer_id", None), given.take("epoch", None)
-    course = await run_steps(world, [_of(producer, epoch, _joined(one)) for one in steps])
+    course = await run_steps(world, [_of(producer, epoch, _joined(step)) for step in steps])
     course.extra["last"] = course.moments[-1] if course.moments else None
     return course
 
@@ -200,7 +200,7 @@ def _are_producer_steps(value: Any, _: Any) -> bool:
     return (
         bool(value)
         and bool(re.search(r"\bepoch\b.*\bseq|\bseq(?:uence)?s? \d|\bproducer \d", str(value)))
-        and all(isinstance(one, str | list | Mapping) for one in value)
+        and all(isinstance(item, str | list | Mapping) for item in value)
     )
 
 

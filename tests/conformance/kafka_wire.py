@@ -37,7 +37,7 @@ def _wire(given: Given) -> Any:
     newer: list[str] = []
     keyed = [(_KEY.fullmatch(str(key)), stated) for key, stated in given.stated.items()]
     named = [(key, stated) for key, stated in keyed if key is not None and isinstance(stated, str)]
-    for key, stated in sorted(named, key=lambda one: -int(one[0]["version"] or 0)):
+    for key, stated in sorted(named, key=lambda message: -int(message[0]["version"] or 0)):
         facts[key[0]] = _read(value, key, stated, newer)
     return facts
 
@@ -51,7 +51,7 @@ def _read(value: Mapping[str, Any], key: re.Match[str], stated: str, newer: list
     is_request = key["kind"] == "request"
     part: Any = request if is_request and isinstance(request, Mapping) else value
     if not is_request:
-        part = {name: one for name, one in value.items() if name not in _ASKED}
+        part = {name: part for name, part in value.items() if name not in _ASKED}
     version = int(key["version"]) if key["version"] else None
     if version is None and is_request:
         version = part.get("version")
@@ -73,7 +73,7 @@ def _read(value: Mapping[str, Any], key: re.Match[str], stated: str, newer: list
         found, again = read
         leaves = list(map(repr, _leaves(found)))
         missing = [
-            one for one in _missing(wanted, leaves) if one not in newer and one not in _ABSENT
+            path for path in _missing(wanted, leaves) if path not in newer and path not in _ABSENT
         ]
         if not missing and again == data:
             newer += leaves
@@ -105,17 +105,17 @@ def _message(
 def _leaves(value: Any) -> Iterator[Any]:
     """Yield numbers, texts and bytes in a tree; what is empty or absent says nothing."""
     if isinstance(value, Mapping):
-        for name, one in value.items():
+        for name, part in value.items():
             if str(name).endswith("_hex"):
-                yield bytes.fromhex(str(one))
+                yield bytes.fromhex(str(part))
             elif name not in _BESIDES:
-                yield from _leaves(one)
+                yield from _leaves(part)
     elif is_dataclass(value):
         for field in fields(value):
             yield from _leaves(getattr(value, field.name))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _leaves(one)
+        for part in value:
+            yield from _leaves(part)
     elif value not in (None, "", b""):
         yield _plain(value)
 
@@ -138,11 +138,11 @@ def _plain(value: Any) -> int | str | bytes:
 def _missing(wanted: list[str], found: list[str]) -> list[str]:
     left = list(found)
     missing = []
-    for one in wanted:
-        if one in left:
-            left.remove(one)
+    for path in wanted:
+        if path in left:
+            left.remove(path)
         else:
-            missing.append(one)
+            missing.append(path)
     return missing
 
 

@@ -91,8 +91,8 @@ def entries_of(given: Given) -> list[blocks.Entry]:
     if isinstance(listed, list):
         items = given.each("entries")
         return [
-            blocks.Entry(one.first("id", "entry_id", default=at), _body(one))
-            for at, one in enumerate(items)
+            blocks.Entry(item.first("id", "entry_id", default=at), _body(item))
+            for at, item in enumerate(items)
         ]
     first = given.first("first_entry", "first_entry_id", "start_entry", default=0)
     said = str(listed or "")
@@ -123,7 +123,7 @@ def _one_block(given: Given) -> Any:
     first = entries[0].entry_id if entries else given.first("first_entry", default=0)
     size = given.first("block_size", "size")
     ledger = given.take("ledger_id", None)
-    wanted = 128 + 12 * len(entries) + sum(len(one.data) for one in entries)
+    wanted = 128 + 12 * len(entries) + sum(len(entry.data) for entry in entries)
     extras = given.take("extra", None)
     if extras is not None or isinstance(size, str):
         sizes = [wanted + one for one in (extras if isinstance(extras, list) else [extras or 0])]
@@ -134,22 +134,22 @@ def _one_block(given: Given) -> Any:
     streams = extras is not None
     facts = [
         _block_facts(
-            blocks.encode_block(entries, one, first, 0 if streams and ledger is None else ledger),
+            blocks.encode_block(entries, size, first, 0 if streams and ledger is None else ledger),
             entries,
-            one,
+            size,
         )
-        for one in sizes
+        for size in sizes
     ]
     if not isinstance(extras, list):
         return Keyed(facts[0])
-    merged = {name: [one[name] for one in facts] for name in facts[0]}
+    merged = {name: [fact[name] for fact in facts] for name in facts[0]}
     every = {"entry_ids": facts[0]["entry_ids"], "header": facts[0]["header"]}
-    same = all(one["end_of_stream_repeats"] is True for one in facts)
+    same = all(fact["end_of_stream_repeats"] is True for fact in facts)
     return Keyed({**merged, **every, "end_of_stream_repeats": same})
 
 
 def _expression(said: str, entries: list[blocks.Entry]) -> int:
-    said = re.sub(r"\bdata\b", str(sum(len(one.data) for one in entries)), said)
+    said = re.sub(r"\bdata\b", str(sum(len(entry.data) for entry in entries)), said)
     return size_of(re.sub(r"\b(?:header|entries)\b", "0", said))
 
 
@@ -159,12 +159,12 @@ def _block_facts(block: blocks.Block, entries: list[blocks.Entry], size: int) ->
     pattern = (bytes.fromhex("fedcdead") * (len(filler) // 4 + 1))[: len(filler)] == filler
     header = blocks.BlockHeader.decode(block.data)
     whole = found == entries[: block.entries]
-    ids = [one.entry_id for one in found]
+    ids = [entry.entry_id for entry in found]
     named = {f"{ids[0]}..{ids[-1]}": whole} if ids else {"none": True}
     return {
         "entries": len(found) if whole else "others than written",
         "entry_count": len(found) if whole else "others than written",
-        "entry_bytes": sum(len(one.data) for one in found),
+        "entry_bytes": sum(len(entry.data) for entry in found),
         "end_entry": ids[-1] if ids else block.end_entry,
         "last_entry": ids[-1] if ids else block.end_entry,
         "padding": block.padding,

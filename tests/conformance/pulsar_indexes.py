@@ -76,10 +76,10 @@ def _round_trip(same: bool, names: Iterable[str]) -> Fact:
 def _rows(given: Given) -> list[tuple[int, int, int]]:
     rows = given.take("blocks")
     return [
-        tuple(one)
-        if isinstance(one, list)
-        else (one.get("first", one.get("entry")), one["part"], one["size"])
-        for one in rows
+        tuple(row)
+        if isinstance(row, list)
+        else (row.get("first", row.get("entry")), row["part"], row["size"])
+        for row in rows
     ]
 
 
@@ -131,18 +131,18 @@ def _index_v1(given: Given) -> Any:
 def _index_v2(given: Given) -> Any:
     header, offset = given.first("header_length", "data_header_length", default=128), 0
     infos = {}
-    for one in given.each("ledger_infos"):
+    for clause in given.each("ledger_infos"):
         info = LedgerInfo(
-            one.first("ledger_id", "ledger"),
-            one.take("entries"),
-            one.take("size"),
-            one.take("timestamp", None),
+            clause.first("ledger_id", "ledger"),
+            clause.take("entries"),
+            clause.take("size"),
+            clause.take("timestamp", None),
         )
         infos[info.ledger_id] = info
     rows: dict[int, list[tuple[int, int, int]]] = {}
-    for one in given.each("blocks"):
-        row = one.first("first", "entry"), one.take("part"), one.take("size")
-        rows.setdefault(one.first("ledger", "ledger_id"), []).append(row)
+    for clause in given.each("blocks"):
+        row = clause.first("first", "entry"), clause.take("part"), clause.take("size")
+        rows.setdefault(clause.first("ledger", "ledger_id"), []).append(row)
     ledgers = {}
     for ledger_id, blocks in rows.items():
         entries = place_blocks(blocks, header, offset)
@@ -170,11 +170,11 @@ def _floor_and_ceiling(given: Given) -> Any:
     entries = place_blocks([(first, 1, 1) for first in given.take("indexed")], 128)
     index = LedgerIndex(entries, given.take("entries") - 1)
     asked = given.first("ask", "lookups")
-    ceilings = [index.ceiling(one) for one in asked]
+    ceilings = [index.ceiling(position) for position in asked]
     floors = [_lookup(lambda one=one: index.find(one)) for one in asked]  # type: ignore[misc]
     return {
-        "floor": [one[0] if isinstance(one, list) else one for one in floors],
-        "ceiling": [-1 if one is None else one.first_entry for one in ceilings],
+        "floor": [floor[0] if isinstance(floor, list) else floor for floor in floors],
+        "ceiling": [-1 if ceiling is None else ceiling.first_entry for ceiling in ceilings],
     }
 
 

@@ -116,7 +116,7 @@ def _protobuf(stated: dict[str, str]) -> Iterator[Mismatch]:
     }
     for name, data in made.items():
         numbers = {number for number, _ in wire_fields.fields(data)}
-        listed = {int(one) for one in re.findall(r"\b\w+ (\d+)\b", stated[name])}
+        listed = {int(number) for number in re.findall(r"\b\w+ (\d+)\b", stated[name])}
         if not numbers <= listed:
             yield Mismatch(name, stated[name], sorted(numbers))
 

@@ -53,7 +53,7 @@ def _steps(given: Given, world: LedgerWorld) -> list[Any]:
     if given.has("position"):
         said = given.take("position")
         world.position = world.place(said)
-        target = target if any("offload" in str(one) for one in own) else said
+        target = target if any("offload" in str(step) for step in own) else said
     if target is not None:
         steps.append(f"offload to {_said(target)}{meanwhile}")
     if offload is not None:
@@ -82,18 +82,18 @@ async def _prefix(given: Given) -> Any:
     world = _world(given)
     if given.has("positions"):
         return await run_steps(
-            world, [f"offload to {_said(one)}" for one in given.take("positions")]
+            world, [f"offload to {_said(position)}" for position in given.take("positions")]
         )
     course = await run_steps(world, _steps(given, world))
     _add_facts(course)
-    offloads = [one for one in course.moments if one.verb == "offload"]
+    offloads = [moment for moment in course.moments if moment.verb == "offload"]
     return Answer(course, offloads)
 
 
 def _add_facts(course: Course) -> None:
     """Add facts of the errors, and of what was complete before ledgers were trimmed."""
-    offloads = [one for one in course.moments if one.verb == "offload"]
-    errors = [one.outcome for one in course.moments if one.failed]
+    offloads = [moment for moment in course.moments if moment.verb == "offload"]
+    errors = [moment.outcome for moment in course.moments if moment.failed]
     error = getattr(errors[0], "error", None) if errors else None
     course.extra["error_contains"] = Words(
         {r"(.+)": lambda found: error is not None and found[1] in str(error).lower()}
@@ -121,10 +121,10 @@ async def _one_fails(given: Given) -> Any:
             errors.append(str(error) == f"ledger {number} failed")
         failing.append(number)
         complete.append(world.complete())
-        ledgers.append(Ledgers([one.ledger_id for one in world.managed.ledgers]))
+        ledgers.append(Ledgers([ledger.ledger_id for ledger in world.managed.ledgers]))
     done = [number in found for number, found in zip(failing, complete, strict=True)]
     met = len(errors) == len(failing) and all(errors)
-    every = _Every([Ledgers(one) for one in complete])
+    every = _Every([Ledgers(ledger_id) for ledger_id in complete])
     return Keyed(
         {
             "complete": every,
@@ -143,10 +143,10 @@ class _Every(Fact):
         self._facts = facts
 
     def holds(self, stated: object) -> bool:
-        if isinstance(stated, list) and all(isinstance(one, list) for one in stated):
+        if isinstance(stated, list) and all(isinstance(item, list) for item in stated):
             pairs = zip(self._facts, stated, strict=True)
             return len(stated) == len(self._facts) and all(fact.holds(one) for fact, one in pairs)
-        return all(one.holds(stated) for one in self._facts)
+        return all(fact.holds(stated) for fact in self._facts)
 
     def __repr__(self) -> str:
         return repr(self._facts)
@@ -166,7 +166,7 @@ async def _thresholds(given: Given) -> Any:
             manual.append(await _offload_twice(world, policy))
         else:
             await world.managed.offload_due(policy)
-        closed = [one.ledger_id for one in world.managed.ledgers[:-1]]
+        closed = [ledger.ledger_id for ledger in world.managed.ledgers[:-1]]
         held = list(world.copies.stored.values())
         automatic.append(Ledgers(world.complete(), held, closed=closed))
         if says_manual:
@@ -212,7 +212,7 @@ async def _lag(given: Given) -> Any:
     last = world.managed.ledgers[-1]
     await world.managed.offload_prefix(last.ledger_id, last.entries - 1)
     sources, copies, ledgers = list[Any](), list[Any](), list[Any]()
-    name = next(one for one in _UNITS if given.has(one))
+    name = next(unit for unit in _UNITS if given.has(unit))
     for amount in given.take(name):
         world.clock.now_ms = NOW_MS + amount * _UNITS[name]
         await run_steps(world, ["trim"])
@@ -248,12 +248,12 @@ def _is_source_first(given: Given) -> bool:
 async def _reads(given: Given) -> Any:
     world = _world(given)
     names, source_first = given.take("offloaded", []), _is_source_first(given)
-    gone = {NAMES.index(one) + 1 for one in given.take("bookkeeper_deleted", [])}
+    gone = {NAMES.index(name) + 1 for name in given.take("bookkeeper_deleted", [])}
     offloader = Offloader(MemoryBlobs())
     world.managed.copies = offloader
     if names:
         await world.managed.offload_prefix(NAMES.index(names[-1]) + 2, 0)
-    good = [NAMES[one - 1] for one in world.complete()] == names
+    good = [NAMES[ledger_id - 1] for ledger_id in world.complete()] == names
     await _delete_sources(world, gone)
 
     opened, from_copy = list[int](), list[bool]()
@@ -271,8 +271,8 @@ async def _reads(given: Given) -> Any:
         "opened_offloaded": opened,
         "read_from_tiered": from_copy,
         "from_tiered": from_copy,
-        "from_bookkeeper": [not one for one in from_copy],
-        "sources": ["tiered" if one else "bookkeeper" for one in from_copy],
+        "from_bookkeeper": [not is_copy for is_copy in from_copy],
+        "sources": ["tiered" if is_copy else "bookkeeper" for is_copy in from_copy],
         "data": AnyOf(Words({"right|equal|same|ok": good}), good),
         "open_handles_after_close": reader.open_handles,
     }

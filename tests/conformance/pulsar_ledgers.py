@@ -116,7 +116,7 @@ class Ledgers(Fact):
         return [len(self.ids)]
 
     def holds(self, stated: object) -> bool:
-        names = [NAMES[one - 1] for one in self.ids]
+        names = [NAMES[ledger_id - 1] for ledger_id in self.ids]
         if isinstance(stated, bool):
             return stated is bool(self.ids)
         if isinstance(stated, list):
@@ -147,7 +147,7 @@ class Ledgers(Fact):
         )
 
     def __repr__(self) -> str:
-        return repr([NAMES[one - 1] for one in self.ids])
+        return repr([NAMES[ledger_id - 1] for ledger_id in self.ids])
 
 
 class LedgerWorld(World):
@@ -188,9 +188,9 @@ class LedgerWorld(World):
         self.fill()
 
     def fill(self) -> None:
-        for one in self.managed.ledgers:
-            bodies = [b"x" * self.entry_size] * one.entries
-            self.sources.ledgers[one.ledger_id] = MemoryLedger(one.ledger_id, bodies)
+        for ledger in self.managed.ledgers:
+            bodies = [b"x" * self.entry_size] * ledger.entries
+            self.sources.ledgers[ledger.ledger_id] = MemoryLedger(ledger.ledger_id, bodies)
 
     def add_ledger(self) -> None:
         """Close the last ledger and begin one without entries."""
@@ -200,16 +200,16 @@ class LedgerWorld(World):
         self.fill()
 
     def complete(self) -> list[int]:
-        return [one.ledger_id for one in self.managed.ledgers if one.is_complete]
+        return [ledger.ledger_id for ledger in self.managed.ledgers if ledger.is_complete]
 
     def _uuid(self) -> str | None:
         context = self.managed.ledgers[0].context
         return None if context is None else context.uuid
 
     async def facts(self) -> Mapping[str, Any]:
-        ids = [one.ledger_id for one in self.managed.ledgers]
+        ids = [ledger.ledger_id for ledger in self.managed.ledgers]
         uuid, deleted = self._uuid(), list(self.copies.deleted)
-        gone = [self.copies.tried[one] for one in deleted]
+        gone = [self.copies.tried[ledger_id] for ledger_id in deleted]
         failed = self.failed_uuid
         complete = Ledgers(self.complete(), list(self.copies.stored.values()), closed=ids[:-1])
         at = self.first
@@ -221,7 +221,7 @@ class LedgerWorld(World):
             "stored": Ledgers(sorted(self.copies.stored.values())),
             "state": "Fenced" if self.managed.is_fenced else "Open",
             "with_uuid": Ledgers(
-                [one.ledger_id for one in self.managed.ledgers if one.context is not None]
+                [ledger.ledger_id for ledger in self.managed.ledgers if ledger.context is not None]
             ),
             "deleted": AnyOf(
                 len(deleted),
@@ -236,13 +236,13 @@ class LedgerWorld(World):
                     "none": uuid is None,
                 }
             ),
-            "in_bookkeeper": Ledgers([one for one in ids if one in self.sources.ledgers]),
+            "in_bookkeeper": Ledgers([ledger for ledger in ids if ledger in self.sources.ledgers]),
             "sources": Ledgers(sorted(self.sources.ledgers)),
             "bookkeeper_deleted": Ledgers(
                 [
-                    one.ledger_id
-                    for one in self.managed.ledgers
-                    if one.context and one.context.source_deleted
+                    ledger.ledger_id
+                    for ledger in self.managed.ledgers
+                    if ledger.context and ledger.context.source_deleted
                 ]
             ),
             "first_unoffloaded": None
@@ -250,7 +250,7 @@ class LedgerWorld(World):
             else AnyOf([NAMES[at[0] - 1], at[1]], list(at), NAMES[at[0] - 1]),
             "first_unoffloaded_ledger": None if at is None else NAMES[at[0] - 1],
             "offloads": self.copies.offloads,
-            "driver": [one.context.driver for one in self.managed.ledgers if one.context],
+            "driver": [ledger.context.driver for ledger in self.managed.ledgers if ledger.context],
         }
 
     def conditions(self, sentence: str) -> str:
@@ -304,7 +304,7 @@ class LedgerWorld(World):
         info = (
             infos[-1]
             if ordinal in (-1, None)
-            else next(one for one in infos if one.ledger_id == ordinal)
+            else next(info for info in infos if info.ledger_id == ordinal)
         )
         return info.ledger_id, 0 if text.startswith(("first", "the first")) else info.entries - 1
 

@@ -49,7 +49,7 @@ class MemoryLedger:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        return LedgerMetadata(sum(len(one.data) for one in self.entries), len(self.entries) - 1)
+        return LedgerMetadata(sum(len(entry.data) for entry in self.entries), len(self.entries) - 1)
 
     async def read(self, first: int, last: int) -> list[Entry]:
         return self.entries[first : last + 1]
@@ -151,7 +151,7 @@ class CopyWorld(World):
         if self.handle is None:
             await self.open(Clause("open"))
         assert self.handle is not None
-        begin, end = (self._entry(one) for one in (first, last))
+        begin, end = (self._entry(position) for position in (first, last))
         read = await self.handle.read(begin, end)
         same = read == self.ledger.entries[begin : end + 1]
         return Done(
@@ -196,7 +196,7 @@ def _world(given: Given) -> CopyWorld:
         bodies = [bytes(length // count)] * count if count else []
         return CopyWorld(MemoryLedger(LEDGER, bodies, is_closed=is_closed), block_size)
     if given.has("entries"):
-        bodies = [one.data for one in entries_of(given)]
+        bodies = [entry.data for entry in entries_of(given)]
         return CopyWorld(MemoryLedger(LEDGER, bodies, is_closed=is_closed), block_size)
     appendable = given.take("offloader", "appendable") == "appendable"
     ledger = ledger_of_blocks(number_of(blocks[1]) if blocks else 1, block_size)
@@ -246,13 +246,13 @@ async def _reads(world: CopyWorld, course: Any, reads: Any) -> Answer:
         pairs = [sorted((chance.randint(0, last), chance.randint(0, last))) for _ in range(count)]
     else:
         pairs = reads
-    done = [await attempt(world.read_range(*one), *READ_ERRORS) for one in pairs]
+    done = [await attempt(world.read_range(*pair), *READ_ERRORS) for pair in pairs]
     course.extra |= dict.fromkeys(("reads", "results"), done)
-    good = [one for one in done if isinstance(one, Done)]
+    good = [step for step in done if isinstance(step, Done)]
     every = Words(
         {
             "ok|equal|same|ids, lengths and bytes equal": all(
-                one.holds("ok") and one.holds("equal") for one in done
+                step.holds("ok") and step.holds("equal") for step in done
             )
         }
     )
@@ -301,9 +301,9 @@ def _same(outcomes: list[Any]) -> Any:
         def holds(self, stated: object) -> bool:
             if isinstance(stated, list):
                 return len(stated) == len(outcomes) and all(
-                    one.holds(said) for one, said in zip(outcomes, stated, strict=True)
+                    outcome.holds(said) for outcome, said in zip(outcomes, stated, strict=True)
                 )
-            return bool(outcomes) and all(one.holds(stated) for one in outcomes)
+            return bool(outcomes) and all(outcome.holds(stated) for outcome in outcomes)
 
     return Every(outcomes)
 
@@ -322,20 +322,20 @@ async def _failures(given: Given) -> Any:
         def find(self, key: str, stated: object) -> Any:
             if key in ("each", "all", "every"):
                 return self
-            facts = [one.find(key, stated) for one in found]
+            facts = [step.find(key, stated) for step in found]
             return _same_facts(facts)
 
     return Answer(
         Every({"error": None, "data_object": None, "index_object": None}),
         found,
-        [one for course in courses for one in course.mismatches],
+        [mismatch for course in courses for mismatch in course.mismatches],
     )
 
 
 def _same_facts(facts: list[Any]) -> Any:
     class Every(Done):
         def holds(self, stated: object) -> bool:
-            return all(AnyOf(one).holds(stated) for one in facts)
+            return all(AnyOf(fact).holds(stated) for fact in facts)
 
     return Every(facts)
 
@@ -352,7 +352,7 @@ _STEP = re.compile(r"\b(offload|open|read|close|delete|scan)", re.IGNORECASE)
 def _are_steps(value: Any, _: Any) -> bool:
     return (
         bool(value)
-        and all(isinstance(one, str) and _STEP.match(one) for one in value)
+        and all(isinstance(item, str) and _STEP.match(item) for item in value)
         and "offload" in str(value[0])
     )
 
@@ -362,9 +362,9 @@ def _are_failures(value: Any, _: Any) -> bool:
 
 
 def _are_ranges(value: Any, stated: Any) -> bool:
-    pairs = bool(value) and all(isinstance(one, list) and len(one) == 2 for one in value)
-    said = isinstance(stated, list) and all(isinstance(one, str) for one in stated)
-    return pairs and said and not any(isinstance(one[0], str) or one[0] is None for one in value)
+    pairs = bool(value) and all(isinstance(item, list) and len(item) == 2 for item in value)
+    said = isinstance(stated, list) and all(isinstance(item, str) for item in stated)
+    return pairs and said and not any(isinstance(pair[0], str) or pair[0] is None for pair in value)
 
 
 # ---- streams over ranges ----
@@ -442,9 +442,7 @@ async def _stream(given: Given) -> Any:
         world = StreamWorld(data, buffer)
         return await drained(world.stream, step) == data
 
-    steps = [int(one) for one in re.findall(r"(\d+) byte", str(given.stated.get("bytes", "")))] or [
-        100
-    ]
+    steps = [int(n) for n in re.findall(r"(\d+) byte", str(given.stated.get("bytes", "")))] or [100]
     same = all([await equal_in(step) for step in (1, *steps)])
 
     async def nothing(start: int, length: int) -> bytes:

@@ -130,9 +130,9 @@ async def _streaming(given: Given) -> Any:
         "end_entry": writer.ends[-1][1] if writer.ends else None,
         "end_entries": [entry for _, entry in writer.ends],
         "end_ledgers": [ledger for ledger, _ in writer.ends],
-        "ends": [list(one) for one in writer.ends],
+        "ends": [list(end) for end in writer.ends],
         "segments": len(writer.ends),
-        "results": [one.value for one in writer.results],
+        "results": [result.value for result in writer.results],
         "ledgers": ledgers,
     }
     for name in map(str, given.stated):
@@ -143,20 +143,20 @@ async def _streaming(given: Given) -> Any:
             )
         elif name in ("read", "entries", "random_reads", "read_all", "data"):
             every = [
-                await equal(one, writer.taken[one][0].entry_id, writer.taken[one][-1].entry_id)
-                for one in ledgers
+                await equal(id_, writer.taken[id_][0].entry_id, writer.taken[id_][-1].entry_id)
+                for id_ in ledgers
             ]
             facts[name] = AnyOf(
-                every, Words({"equal|same|right|ok": all(one.holds("equal") for one in every)})
+                every, Words({"equal|same|right|ok": all(fact.holds("equal") for fact in every)})
             )
     spans = given.take("reads", [])
     if isinstance(spans, str):  # any ranges of all there is
-        ends = [one.entry_id for one in writer.taken[ledgers[0]]]
+        ends = [entry.entry_id for entry in writer.taken[ledgers[0]]]
         spans = [[first, last] for first in ends[::3] for last in ends[::4] if first <= last]
         every = [await equal(ledgers[0], first, last) for first, last in spans]
-        facts["reads"] = Words({"equal|same|right|ok": all(one.holds("equal") for one in every)})
+        facts["reads"] = Words({"equal|same|right|ok": all(fact.holds("equal") for fact in every)})
         return Keyed(facts)
-    reads = [await equal(*([ledgers[0], *one] if len(one) == 2 else one)) for one in spans]
+    reads = [await equal(*([ledgers[0], *span] if len(span) == 2 else span)) for span in spans]
     facts |= {"reads": reads, "errors": reads} if reads else {}
     return Keyed(facts)
 

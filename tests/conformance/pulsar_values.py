@@ -47,20 +47,20 @@ def _segments_key(given: Given) -> str:
 def _context_of(given: Given) -> ledger_values.OffloadContext:
     segments = tuple(
         ledger_values.OffloadSegment(
-            one.take("uuid"),
-            complete=one.take("complete", None),
+            clause.take("uuid"),
+            complete=clause.take("complete", None),
             **{
-                field: one.take(name)
+                field: clause.take(name)
                 for name, field in (
                     ("assigned_timestamp", "assigned_ms"),
                     ("offloaded_timestamp", "offloaded_ms"),
                     ("end_entry", "end_entry"),
                     ("end_entry_id", "end_entry"),
                 )
-                if one.has(name)
+                if clause.has(name)
             },
         )
-        for one in given.each(_segments_key(given), [])
+        for clause in given.each(_segments_key(given), [])
     )
     return ledger_values.OffloadContext(
         given.take("uuid", ""),
@@ -152,13 +152,13 @@ def _names(given: Given) -> Any:
 
     return {
         "ledger": [object_names.ledger_id_of(said.get(name, name)) for name in ledgers],
-        "uuid": [AnyOf(one, letter if is_letter and one == uuid else one) for one in uuids],
-        "names": [short(one) for one in made],
+        "uuid": [AnyOf(text, letter if is_letter and text == uuid else text) for text in uuids],
+        "names": [short(name) for name in made],
         "data": short(made[0]),
         "index": short(made[1]),
         "data_name": short(made[0]),
         "index_name": short(made[1]),
-        "streaming_names": [short(one) for one in segments],
+        "streaming_names": [short(segment) for segment in segments],
     }
 
 

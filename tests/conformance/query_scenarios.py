@@ -240,7 +240,7 @@ def check_ordered_list(args: Args, result: ScenarioResult) -> None:
             foreign.replay(list(node_records(0, 0, given.take("objects"))))
         elif op == "remove":
             ids = given.take("objects")
-            foreign.replay([{"type": "RemoveStreamSetObject", "object": each} for each in ids])
+            foreign.replay([{"type": "RemoveStreamSetObject", "object": id_} for id_ in ids])
         elif op != "inspect":
             result.fail(number, op, [Mismatch("op", op, "unknown operation")])
         expected = step.take("expect", {}) or {}

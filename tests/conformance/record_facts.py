@@ -279,11 +279,11 @@ _SPELLED: dict[type, Callable[[Any, Context], Iterable[Told]]] = {
     ours.ObjectsDestroyed: _destroyed,
     ours.ObjectsLinked: _linked,
     ours.ObjectsRemoved: _rows("RemoveS3Object", object="object_id"),
-    ours.PendingUploadsSet: lambda one, _: [
-        {"type": "NodeWALUncommittedOffsets", "node": one.node_id}
+    ours.PendingUploadsSet: lambda record, _: [
+        {"type": "NodeWALUncommittedOffsets", "node": record.node_id}
     ],
-    ours.NodeEpochSet: lambda one, _: [{"type": "NodeWALMetadata", "node": one.node_id}],
+    ours.NodeEpochSet: lambda record, _: [{"type": "NodeWALMetadata", "node": record.node_id}],
     ours.NodeRegistered: lambda *_: [{"type": "KV"}],
-    ours.KVsPut: lambda one, _: [{"type": "KV", "keys": list(one.keys)}],
-    ours.KVsDeleted: lambda one, _: [{"type": "RemoveKV", "keys": list(one.keys)}],
+    ours.KVsPut: lambda record, _: [{"type": "KV", "keys": list(record.keys)}],
+    ours.KVsDeleted: lambda record, _: [{"type": "RemoveKV", "keys": list(record.keys)}],
 }

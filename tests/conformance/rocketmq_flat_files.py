@@ -53,17 +53,17 @@ class FlatFileWorld(World):
             "max_timestamp": file.max_timestamp_ms,
             "segments": len(file.segments),
             "files": len(file.segments),
-            "bases": [one.base_offset for one in file.segments],
+            "bases": [segment.base_offset for segment in file.segments],
             "metadata": [
                 {
-                    "base": one.base_offset,
-                    "size": one.size,
-                    "seal_timestamp": one.seal_ms,
-                    "status": int(one.status),
-                    "begin_timestamp": one.begin_ms,
-                    "end_timestamp": one.end_ms,
+                    "base": segment.base_offset,
+                    "size": segment.size,
+                    "seal_timestamp": segment.seal_ms,
+                    "status": int(segment.status),
+                    "begin_timestamp": segment.begin_ms,
+                    "end_timestamp": segment.end_ms,
                 }
-                for one in noted
+                for segment in noted
             ],
         }
         if isinstance(file, CommitLogFile):
@@ -164,7 +164,7 @@ class FlatFileWorld(World):
     async def append(self, clause: Clause) -> Any:
         at = time_of(clause, self.files.clock.now_ms, clause.index)
         results = [await self.file.append(one, 1 if at is None else at) for one in bytes_of(clause)]
-        bad = [one for one in results if one is not AppendResult.SUCCESS]
+        bad = [result for result in results if result is not AppendResult.SUCCESS]
         return Refused(None, bad[0].value) if bad else Done("SUCCESS")
 
     @verb(r"close[sd]?|seals?|sealed", "close")
@@ -315,7 +315,7 @@ class QueueWorld(World):
         if place is None:
             count = clause.number(r"(\d+) messages?", 1)
             place = clause.number(r"(?:at|from|offset) (\d+)"), count
-        return [message.queue_offset_of(one.data) for one in await self.file.read(*place)]
+        return [message.queue_offset_of(decoded.data) for decoded in await self.file.read(*place)]
 
 
 async def _queue(given: Given) -> Any:
@@ -357,8 +357,8 @@ async def _by_time(given: Given) -> Any:
         await append_stored(file, offset, at)
     await file.commit()
     queries = given.first("queries", "times")
-    upper = [await file.offset_at(one, upper=True) for one in queries]
-    lower = [await file.offset_at(one) for one in queries]
+    upper = [await file.offset_at(query, upper=True) for query in queries]
+    lower = [await file.offset_at(query) for query in queries]
     times = {r"timestamp_at_(\d+)": lambda found: dict(stored).get(int(found[1]), -1)}
     return Answer(Keyed({"lower": lower, "upper": upper}, times), lower)
 
@@ -407,11 +407,11 @@ class StoreWorld(World):
     async def destroy(self, clause: Clause) -> None:
         found = clause.take(r"(?:files? of )?queues? ((?:\d+(?:, | and )*)+)")
         named = re.findall(r"[(\[] ?\w+, ?(\d+) ?[)\]]", clause.rest)
-        numbers = [int(one) for one in re.findall(r"\d+", found[1])] if found else None
+        numbers = [int(number) for number in re.findall(r"\d+", found[1])] if found else None
         if named:
-            numbers, clause.rest = [int(one) for one in named], ""
+            numbers, clause.rest = [int(number) for number in named], ""
         clause.skip(r"all|everything|store|files?|queues?")
-        for queue in [one for one in self.open if numbers is None or one.queue_id in numbers]:
+        for queue in [file for file in self.open if numbers is None or file.queue_id in numbers]:
             await self.open.pop(queue).destroy()
 
 
@@ -424,9 +424,9 @@ def _sorted_segments(given: Given) -> Any:
     """Return segments in the order of the metadata's list."""
     table = MetadataTable()
     listed = given.first("base_offsets", "bases", "segments")
-    for base in [one["base_offset"] if isinstance(one, Mapping) else one for one in listed]:
+    for base in [file["base_offset"] if isinstance(file, Mapping) else file for file in listed]:
         table.put_segment(SegmentMetadata("p", SegmentType.COMMIT_LOG, base))
-    found = [one.base_offset for one in table.segments_of("p", SegmentType.COMMIT_LOG)]
+    found = [segment.base_offset for segment in table.segments_of("p", SegmentType.COMMIT_LOG)]
     return Answer({"sorted": found, "order": found, "base_offsets": found, "bases": found}, found)
 
 
@@ -436,8 +436,8 @@ def _same_queues(given: Given) -> Any:
         files.message_file(Queue("broker", topic, number)).queue
         for topic, number in given.take("queues")
     ]
-    equal = [one == queues[0] for one in queues]
-    hashes = [hash(one) == hash(queues[0]) for one in queues]
+    equal = [queue == queues[0] for queue in queues]
+    hashes = [hash(queue) == hash(queues[0]) for queue in queues]
 
     def compare(found: re.Match[str], values: Sequence[Any]) -> bool:
         first, second = ((ordinal_of(found[at]) or 1) - 1 for at in (1, 2))

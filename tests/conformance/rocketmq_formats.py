@@ -185,7 +185,7 @@ def _item(given: Given) -> Any:
 def _run_of_items(stated: Any) -> bytes:
     """Return consume queue bytes: a list of [offset, size] or [offset, size, tags], or words."""
     if isinstance(stated, list):
-        return b"".join(encode_item(ConsumeQueueItem(*(*one, 0)[:3])) for one in stated)
+        return b"".join(encode_item(ConsumeQueueItem(*(*item, 0)[:3])) for item in stated)
     words = str(stated)
     if words in ("none", "null", "None", "empty", ""):
         return b""
@@ -202,7 +202,7 @@ _PART = re.compile(
 def _buffer(said: Any) -> bytes:
     """Return the bytes that parts in words make up: MSG, coda, zeros, with changes said behind."""
     if isinstance(said, list):
-        return b"".join(_buffer(one) for one in said)
+        return b"".join(_buffer(part) for part in said)
     said = str(said)
     if said in ("none", "null", "None", "empty", ""):
         return b""
@@ -239,7 +239,7 @@ def _split(given: Given) -> Any:
     messages = _buffer(given.first("buffer", "messages", default=""))
     items = _run_of_items(given.first("items", "cq", "consume_queue", default=""))
     found = split_messages(items, messages)
-    places = [{"start": one.start, "size": one.size} for one in found]
+    places = [{"start": range_.start, "size": range_.size} for range_ in found]
     facts = {
         "found": places,
         "found_count": len(places),
@@ -268,9 +268,9 @@ def _upload_parts(given: Given) -> tuple[list[bytes], bytes, str]:
         return [_run_of_items(said)], b"", kind
     said = given.first("messages", "buffers", "buffer", "data_hex", "longs")
     if isinstance(said, list):
-        if all(isinstance(one, int) for one in said):
-            return [b"".join(one.to_bytes(8, "big", signed=True) for one in said)], b"", "INDEX"
-        parts = [_buffer(one) for one in said]
+        if all(isinstance(item, int) for item in said):
+            return [b"".join(n.to_bytes(8, "big", signed=True) for n in said)], b"", "INDEX"
+        parts = [_buffer(part) for part in said]
     elif re.fullmatch(r"(?:[0-9a-f]{2})+", str(said)) and "MSG" not in str(said):
         parts = [bytes.fromhex(str(said))]
     elif "MSG" not in str(said):
@@ -288,7 +288,7 @@ def _upload_parts(given: Given) -> tuple[list[bytes], bytes, str]:
 def _upload(given: Given) -> Any:
     parts, coda, kind = _upload_parts(given)
     start = given.take("start_offset", 0)
-    sizes = [number_of(re.sub(r"\D", "", str(one))) for one in given.take("read_sizes", [1, 7])]
+    sizes = [number_of(re.sub(r"\D", "", str(size))) for size in given.take("read_sizes", [1, 7])]
 
     def body() -> UploadBody:
         if kind == "COMMIT_LOG":
@@ -310,7 +310,7 @@ def _upload(given: Given) -> Any:
         return (
             is_moved
             and not coda
-            and [int(one) for one in found.groups()] == [len(parts), start, step]
+            and [int(group) for group in found.groups()] == [len(parts), start, step]
         )
 
     behind = is_moved and bool(coda) and read.endswith(coda)
@@ -381,7 +381,7 @@ def _names(given: Given) -> Any:
         facts["offsets_back"] = [names.base_offset_of(name) for name in found]
     if given.has("names"):
         facts["offsets"] = facts["offsets_back"] = [
-            names.base_offset_of(one) for one in given.take("names")
+            names.base_offset_of(name) for name in given.take("names")
         ]
     if given.has("queue"):
         queue = given.within("queue")
@@ -399,7 +399,7 @@ def _names(given: Given) -> Any:
     if given.has("hash_of"):
         of = given.take("hash_of")
         is_list = isinstance(of, list)
-        facts["hash"] = [names.short_hash(one) for one in of] if is_list else names.short_hash(of)
+        facts["hash"] = [names.short_hash(name) for name in of] if is_list else names.short_hash(of)
     return _NameFacts(facts)
 
 
@@ -408,7 +408,7 @@ class _NameFacts(Keyed):
 
     def find(self, key: str, stated: object) -> Any:
         if key == "more_names" and isinstance(stated, list):
-            return [[one[0], names.segment_file_name(one[0])] for one in stated]
+            return [[item[0], names.segment_file_name(item[0])] for item in stated]
         if key.startswith("full_path") and isinstance(stated, str):
             return f"<base>/{_path_again(stated)}"
         return super().find(key, stated)
@@ -437,9 +437,9 @@ def _are_types(value: Any, stated: Any) -> bool:
     known = [kind.name for kind in SegmentType]
     if not isinstance(stated, list) or not value:
         return False
-    if all(isinstance(one, int) for one in value):
-        return all(one in known for one in stated)
-    return all(one in known for one in value)
+    if all(isinstance(item, int) for item in value):
+        return all(name in known for name in stated)
+    return all(name in known for name in value)
 
 
 _MESSAGE_KEYS = "body_utf8 body_hex body hex born_host_hex " + " ".join((*_FIELDS, *_HOSTS))

@@ -79,18 +79,18 @@ class IndexFile:
 
     def fill(self, said: Any) -> None:
         """Put what a scenario says: maps, or words such as "19 times the same key"."""
-        for one in said if isinstance(said, list) else [said]:
-            if isinstance(one, Mapping):
+        for item in said if isinstance(said, list) else [said]:
+            if isinstance(item, Mapping):
                 fields = {
                     name: value
-                    for name, value in one.items()
+                    for name, value in item.items()
                     if name in ("topic_id", "queue_id", "offset", "size", "timestamp")
                 }
                 self.results.append(
-                    self.put(one.get("topic", TOPIC), one.get("keys"), **fields).value
+                    self.put(item.get("topic", TOPIC), item.get("keys"), **fields).value
                 )
             else:
-                self.results.append(self._put_words(str(one)))
+                self.results.append(self._put_words(str(item)))
 
     def _put_words(self, said: str) -> Any:
         before = self.local.item_count
@@ -132,8 +132,8 @@ class IndexFile:
 
 
 def _each(results: list[PutResult]) -> Any:
-    names = "/".join(dict.fromkeys(one.value for one in results))
-    return AnyOf(names, f"{names} each", [one.value for one in results])
+    names = "/".join(dict.fromkeys(result.value for result in results))
+    return AnyOf(names, f"{names} each", [result.value for result in results])
 
 
 def _times(query: Given) -> TimeRange:
@@ -180,12 +180,12 @@ async def _file(given: Given) -> Any:
         queries = given.each("queries") if given.has("queries") else [given.within("query")]
         found = [
             await index.query(
-                one.take("topic", TOPIC),
-                one.take("key", KEY),
-                one.first("max", "limit", default=64),
-                _times(one),
+                query.take("topic", TOPIC),
+                query.take("key", KEY),
+                query.first("max", "limit", default=64),
+                _times(query),
             )
-            for one in queries
+            for query in queries
         ]
         facts["items"] = facts["found"] = facts["count"] = (
             found if given.has("queries") else found[0]
@@ -322,7 +322,7 @@ class ServiceWorld(World):
                 raise AssertionError(f"put {at}: {done}")
 
     async def facts(self) -> Mapping[str, Any]:
-        statuses = [one.name for one in self.service.statuses]
+        statuses = [status.name for status in self.service.statuses]
         same = len(set(self.firsts)) == 1
         return {
             "files": len(statuses),
@@ -429,8 +429,8 @@ async def _service(given: Given) -> Any:
         times = given.first("times", "time_range")
         span = TimeRange(*times) if times else ALL_TIMES
         found = [
-            len(await world.service.query(TOPIC, str(key), one, span))
-            for one in (limits if isinstance(limits, list) else [limits])
+            len(await world.service.query(TOPIC, str(key), limit, span))
+            for limit in (limits if isinstance(limits, list) else [limits])
         ]
         course.extra["found"] = found if isinstance(limits, list) else found[0]
     assert states == world.service.statuses

@@ -33,7 +33,7 @@ class MetadataWorld(World):
     async def facts(self) -> Mapping[str, Any]:
         table = self.table
         kept = [table.segments_of(path, _KIND) for path in self._paths]
-        every = [one for rows in kept for one in rows]
+        every = [row for rows in kept for row in rows]
         counts = [len(rows) for rows in kept]
         single = table.segments_of("p", _KIND)
         facts: dict[str, Any] = {
@@ -44,7 +44,7 @@ class MetadataWorld(World):
             "topics": len(table.topics),
             "queues": len(table.queues),
             "segments": len(table.segments),
-            "statuses": [one.status for one in table.topics.values()],
+            "statuses": [topic.status for topic in table.topics.values()],
             "counts_after_delete": [*counts, len(every)],
             "counts": counts,
         }
@@ -59,7 +59,7 @@ class MetadataWorld(World):
             facts["queue"] = None
         if len(single) > 1:
             facts["new"] = _segment_facts(single[-1])
-        sealed = [one for one in single if int(one.status) == 1]
+        sealed = [segment for segment in single if int(segment.status) == 1]
         if sealed:
             facts["sealed"] = _segment_facts(sealed[0])
         return facts
@@ -79,8 +79,8 @@ class MetadataWorld(World):
             rf"(?:the )?first ({_NUMBER_WORD}) of (?:the )?(?:other|second)(?: path)?"
         )
         if first is not None:
-            for one in self.table.segments_of(self._paths[-1], _KIND)[: numbers_in(first[1])[0]]:
-                self.table.delete_segments(one.path, _KIND, one.base_offset)
+            for file in self.table.segments_of(self._paths[-1], _KIND)[: numbers_in(first[1])[0]]:
+                self.table.delete_segments(file.path, _KIND, file.base_offset)
             return
         clause.rest = _plain_queue(clause.rest)
         base = clause.take(r"(?:the )?(?:segment )?(?:with |of )?base (\d+)")
@@ -106,7 +106,7 @@ class MetadataWorld(World):
     def seal(self, clause: Clause) -> None:
         base = clause.number(r"base (\d+)", 0)
         clause.skip(r"sealed|segment")
-        row = next(one for one in self.table.segments_of("p", _KIND) if one.base_offset == base)
+        row = next(file for file in self.table.segments_of("p", _KIND) if file.base_offset == base)
         self.table.put_segment(row.with_seal(NOW_MS))
 
     @verb(
@@ -222,7 +222,7 @@ async def _metadata(given: Given) -> Any:
             if isinstance(step, str)
             else [step]
         )
-    steps = [f"delete {one}" if str(one).startswith("first ") else one for one in steps]
+    steps = [f"delete {step}" if str(step).startswith("first ") else step for step in steps]
     return await run_steps(MetadataWorld(), steps)
 
 

@@ -75,7 +75,7 @@ class DispatchWorld(World):
             "end": file.append_offset,
             "context": None if context is None else {"end_offset": context.end_offset},
             "context_kept": None if context is None else {"end_offset": context.end_offset},
-            "holes": [list(one) for one in self.dispatcher.holes],
+            "holes": [list(hole) for hole in self.dispatcher.holes],
             "initialised": file.is_initialised,
             "indexed": len(
                 await self.dispatcher.index.query(QUEUE.topic, self.local.key or "uk", 1 << 20)
@@ -161,7 +161,7 @@ async def _dispatch(given: Given) -> Any:
     change = given.take("change", "")
     steps = given.steps(DispatchWorld)
     if change:
-        steps = _held_steps([one for one in steps if one != change], change)
+        steps = _held_steps([step for step in steps if step != change], change)
     course = await run_steps(world, steps)
     index = world.dispatcher.index
 
@@ -170,15 +170,15 @@ async def _dispatch(given: Given) -> Any:
 
     limits_ = sorted(
         {
-            int(one)
+            int(number)
             for key_ in _keys_of(given.stated)
-            for one in re.findall(r"found_max_(\d+)", key_)
+            for number in re.findall(r"found_max_(\d+)", key_)
         }
     )
     counts = {f"found_max_{limit}": await found(limit) for limit in limits_}
     course.extra["index"] = {"key": local.key, **counts}
     if change and "lock" in change:
-        held = [one for one in course.moments if one.facts["context"] is not None]
+        held = [moment for moment in course.moments if moment.facts["context"] is not None]
         kept = held[0].facts if held else {"context": None, "indexed": 0}
         course.extra["context_kept"] = (
             kept["context"] if not kept["indexed"] else {"end_offset": -1}
@@ -198,7 +198,7 @@ def _held_steps(steps: list[Any], change: str) -> list[Any]:
     which = re.search(r"in the (first|second|third|last)", change)
     number = {"first": 0, "second": 1, "third": 2, "last": -1}[which[1]] if which else 1
     steps = list(steps)
-    own = [at for at, one in enumerate(steps) if "dispatch" in str(one)]
+    own = [at for at, step in enumerate(steps) if "dispatch" in str(step)]
     at = own[min(number, len(own) - 1)]
     steps[at] = f"{steps[at]} while the commit lock is taken"
     return steps
@@ -212,7 +212,7 @@ async def _fetcher(given: Given, limits: ReadAhead | None, tags: str) -> Fetcher
     first, end = given.take("stored")
     stored = given.first("store_timestamp_of_all", "store_timestamp", default=STORED_MS)
     queries = given.peek("queries")
-    asked = [one.get("key") for one in queries or [] if isinstance(one, Mapping)]
+    asked = [query.get("key") for query in queries or [] if isinstance(query, Mapping)]
     key = str(given.first("key", default="") or (asked or [""])[0] or "")
     world = FileWorld()
     file = world.message_file()
@@ -250,7 +250,7 @@ def _tags_code(rule: str, offset: int, first: int) -> int:
 
 
 def _fetch_facts(result: FetchResult) -> Any:
-    codes = [one.tags_code for one in result.messages]
+    codes = [message.tags_code for message in result.messages]
     return Keyed(
         {
             "status": result.status.value,
@@ -259,9 +259,9 @@ def _fetch_facts(result: FetchResult) -> Any:
             "next": result.next_offset,
             "messages": len(result.messages),
             "count": len(result.messages),
-            "offsets": [one.queue_offset for one in result.messages],
+            "offsets": [message.queue_offset for message in result.messages],
             "codes": codes,
-            "bytes": sum(len(one.data) for one in result.messages),
+            "bytes": sum(len(message.data) for message in result.messages),
         }
     )
 
@@ -286,8 +286,8 @@ async def _fetch(given: Given) -> Any:
     listed: list[Any] = []
     if given.has("thresholds"):
         request = given.within("request")
-        for one in given.each("thresholds"):
-            fetcher = await _fetcher(given, _limits(one), tags)
+        for clause in given.each("thresholds"):
+            fetcher = await _fetcher(given, _limits(clause), tags)
             listed.append(
                 _fetch_facts(
                     await fetcher.fetch(QUEUE, request.take("offset"), request.take("max", 32))
@@ -299,7 +299,7 @@ async def _fetch(given: Given) -> Any:
     if given.has("requests") or given.has("request"):
         single = not given.has("requests")
         asked = [given.within("request")] if single else given.each("requests")
-        listed = [_fetch_facts(await _request(fetcher, one, given)) for one in asked]
+        listed = [_fetch_facts(await _request(fetcher, offset, given)) for offset in asked]
         facts["results"] = listed
         if single:
             return Answer(listed[0], listed)
@@ -308,13 +308,13 @@ async def _fetch(given: Given) -> Any:
     facts |= await _by_time(fetcher, given)
     if given.has("queries"):
         queries = given.each("queries")
-        counts = [await _hits(fetcher, one) for one in queries]
+        counts = [await _hits(fetcher, query) for query in queries]
         found = counts if len(counts) > 1 else AnyOf(counts, counts[0])
         return Answer(Keyed({**facts, "found": found, "messages": found}), counts)
     if given.has("key") or given.has("query_key"):
         key, limits = given.first("key", "query_key"), given.first("max", "limits", default=[64])
         many = limits if isinstance(limits, list) else [limits]
-        items = [len(await fetcher._index.query(QUEUE.topic, key, one)) for one in many]
+        items = [len(await fetcher._index.query(QUEUE.topic, key, count)) for count in many]
         facts["found"] = facts["messages"] = items if isinstance(limits, list) else items[0]
         listed = items
     return Answer(Keyed(facts), listed or facts)
@@ -357,8 +357,8 @@ async def _by_time(fetcher: Fetcher, given: Given) -> dict[str, Any]:
         facts["times"] = [await _time_of(fetcher, str(said)) for said in given.take("time_of")]
     if given.has("offset_by_time"):
         asked = given.take("offset_by_time")
-        facts["lower"] = [await fetcher.offset_at(QUEUE, one) for one in asked]
-        facts["upper"] = [await fetcher.offset_at(QUEUE, one, upper=True) for one in asked]
+        facts["lower"] = [await fetcher.offset_at(QUEUE, time_ms) for time_ms in asked]
+        facts["upper"] = [await fetcher.offset_at(QUEUE, time_ms, upper=True) for time_ms in asked]
         facts["unknown_queue"] = await fetcher.offset_at(UNKNOWN, asked[0])
     return facts
 
@@ -377,10 +377,10 @@ def _two_steps(given: Given) -> Answer:
     messages = [StoredMessage(at, plain(at), java_hash(tag)) for at, tag in enumerate(tags)]
     result = FetchResult(FetchStatus.FOUND, 0, len(tags), len(tags), messages)
     found = []
-    for one in given.each("filters"):
+    for clause in given.each("filters"):
         code, content = (
-            one.first("by_code", "code", default="none"),
-            one.first("by_message", "message", default="none"),
+            clause.first("by_code", "code", default="none"),
+            clause.first("by_message", "message", default="none"),
         )
         names = code if isinstance(code, list) else [code]
         codes = None if code in ("none", None) else {java_hash(name) for name in names}

@@ -76,7 +76,7 @@ def bytes_of(clause: Clause, index: int = 0) -> list[bytes]:
         )
         offsets = numbers_in(found[1].replace(" and ", ",")) if found else [*range(items)]
         clause.skip(r"\b(?:three|two|four|\d+)\b")
-        return [encode_item(ConsumeQueueItem(one, 123, 3)) for one in offsets]
+        return [encode_item(ConsumeQueueItem(offset, 123, 3)) for offset in offsets]
     sized = clause.take(
         r"\b(\d[\d_]*)[ -]?(?:bytes?|B)\b|\b(\d[\d_]*)\b(?! (?:times|items?|messages?))"
     )
@@ -136,7 +136,7 @@ class SegmentWorld(World):
             "append_offset": segment.append_offset,
             "min_timestamp": _time(times[0]),
             "max_timestamp": _time(times[1]),
-            "timestamps": [_time(one) for one in times],
+            "timestamps": [_time(time_) for time_ in times],
             "closed": segment.closed,
             "need_commit": segment.needs_commit,
             "needs_commit": segment.needs_commit,
@@ -151,11 +151,11 @@ class SegmentWorld(World):
         start, end = self.segment.start_size, self.segment.commit_position
         step = 123 if self.segment.kind is SegmentType.COMMIT_LOG else ITEM_SIZE
         parts = [bytes(self.storage.data[at : at + step]) for at in range(start, end, step)]
-        whole = [one for one in parts if len(one) == step]
+        whole = [part for part in parts if len(part) == step]
         if self.segment.kind is SegmentType.COMMIT_LOG:
-            offsets = [physical_offset_of(one) for one in whole]
+            offsets = [physical_offset_of(message) for message in whole]
         else:
-            offsets = [int.from_bytes(one[:8], "big") for one in whole]
+            offsets = [int.from_bytes(message[:8], "big") for message in whole]
         names = (
             "physical_offsets",
             "physical_offsets_read",
@@ -234,14 +234,14 @@ class SegmentWorld(World):
         found = clause.take(r"= ([\d +-]+)")
         assert found is not None
         self.segment.append_position = sum(
-            int(one.replace(" ", "")) for one in re.findall(r"[+-]? ?\d+", found[1])
+            int(number.replace(" ", "")) for number in re.findall(r"[+-]? ?\d+", found[1])
         )
 
     @verb(r"appended|appends?|adds?|puts?|writes? into", "append MSG twice (timestamp 0)")
     def append(self, clause: Clause) -> Any:
         at = time_of(clause, NOW_MS, clause.index)
         results = [
-            self.segment.append(one, NOW_MS if at is None else at) for one in bytes_of(clause)
+            self.segment.append(data, NOW_MS if at is None else at) for data in bytes_of(clause)
         ]
         last = results[-1] if results else AppendResult.SUCCESS
         return Done("SUCCESS") if last is AppendResult.SUCCESS else Refused(None, last.value)
@@ -262,7 +262,7 @@ class SegmentWorld(World):
         self.storage.during = meanwhile
         done = [await self.segment.commit(), *rest]
         self.storage.during = None
-        return Several([Done(one) for one in done]) if count > 1 else done[0]
+        return Several([Done(value) for value in done]) if count > 1 else done[0]
 
     @verb(r"reads?", "read (100, 369)")
     async def read(self, clause: Clause) -> Any:
@@ -330,8 +330,8 @@ async def _segment(given: Given) -> Any:
     if given.has("reads"):
         given.steps()
         found = [
-            await attempt(world.segment.read(*one), OSError, SegmentReadError)
-            for one in given.take("reads")
+            await attempt(world.segment.read(*place), OSError, SegmentReadError)
+            for place in given.take("reads")
         ]
         return Answer({"reads": found, "results": found}, found)
     steps = take_steps(given, SegmentWorld)

@@ -134,8 +134,8 @@ async def _topics(given: Given) -> Course:
 
 def _are_topic_steps(value: Any, _: Any) -> bool:
     return all(
-        isinstance(one, str) and re.search(r"\b(delete|clean up|destroy)\b.*topics?\b", one)
-        for one in value
+        isinstance(item, str) and re.search(r"\b(delete|clean up|destroy)\b.*topics?\b", item)
+        for item in value
     )
 
 
@@ -153,13 +153,13 @@ def _topic_filter(given: Given) -> Answer:
 
 
 def _are_topics(value: Any, stated: Any) -> bool:
-    is_text = all(isinstance(one, str) for one in value)
+    is_text = all(isinstance(item, str) for item in value)
     named = any(
-        one == "" or one.startswith("rmq_sys_") or "Topic" in one
-        for one in value
-        if isinstance(one, str)
+        item == "" or item.startswith("rmq_sys_") or "Topic" in item
+        for item in value
+        if isinstance(item, str)
     )
-    said = isinstance(stated, list) and all(isinstance(one, bool) for one in stated)
+    said = isinstance(stated, list) and all(isinstance(item, bool) for item in stated)
     return is_text and named and said
 
 
@@ -208,12 +208,12 @@ def _json_shape(shape: dict[str, Any]) -> Keyed:
                             else found[1].split("{", depth + 1)[-1],
                         )
                     )
-                    == {one.lower() for one in wanted}
+                    == {word.lower() for word in wanted}
                 )
             }
         )
 
-    alike = len({json.dumps([list(one) for one in _rows(shape[name])]) for name in tables}) == 1
+    alike = len({json.dumps([list(row) for row in _rows(shape[name])]) for name in tables}) == 1
     same = Words({"same": alike})
     last = shape["topicSerialNumber"] == len(shape["topicMetadataTable"]) - 1
     return Keyed(
@@ -241,7 +241,7 @@ def _queue_words(table: Any) -> Words:
     return Words(
         {
             r"\{topic: \{queue id: (\{.*\})\}\}": lambda found: (
-                set(re.findall(r"[a-z]\w+", found[1])) == {one.lower() for one in wanted}
+                set(re.findall(r"[a-z]\w+", found[1])) == {word.lower() for word in wanted}
             )
         }
     )
@@ -279,7 +279,7 @@ class ChunkWorld(World):
             if self.segment.is_sealed
             else len(self.segment.chunks),
             "chunks": len(self.segment.chunks),
-            "undeleted": [one.key for one in self.store.list_objects("s/")],
+            "undeleted": [object_.key for object_ in self.store.list_objects("s/")],
         }
 
     @verb(r"opens?|reopens?|restarts?", "open again")
@@ -326,7 +326,7 @@ async def _chunks(given: Given) -> Any:
     opened = await _put_objects(world, given)
     if opened is not None and not opened.holds("ok"):
         return {"open": opened, "error": opened}
-    starts = [] if opened is None else [(one.start, one.size) for one in world.segment.chunks]
+    starts = [] if opened is None else [(chunk.start, chunk.size) for chunk in world.segment.chunks]
     begin = await world.facts()
     extra: dict[str, Any] = {
         "new_size": begin["new_size"],
@@ -340,7 +340,7 @@ async def _chunks(given: Given) -> Any:
         await world.segment.write(at, str(text).encode(), _TIMES)
         world.wanted += str(text).encode()
     if given.has("reads"):
-        extra["reads"] = [Done(await world.segment.read(*one)) for one in given.take("reads")]
+        extra["reads"] = [Done(await world.segment.read(*place)) for place in given.take("reads")]
     if given.has("bad_commit"):
         at, text = given.take("bad_commit")
         refused = await attempt(world.segment.write(at, text.encode(), _TIMES), SegmentWriteError)
@@ -383,8 +383,8 @@ async def _put_objects(world: ChunkWorld, given: Given) -> Any:
 
 def _chunks_of(said: Any) -> list[tuple[int, bytes]]:
     if isinstance(said, list):
-        return [_chunk_of(one, bytes([number % 250 + 1])) for number, one in enumerate(said)]
-    names = [int(one) for one in re.findall(r"chunk-(\d+)", str(said or ""))]
+        return [_chunk_of(chunk, bytes([number % 250 + 1])) for number, chunk in enumerate(said)]
+    names = [int(number) for number in re.findall(r"chunk-(\d+)", str(said or ""))]
     size = re.search(r"(\d+ (?:bytes|[KMG]i?B))", str(said or ""))
     if ".." in str(said) and len(names) > 2:
         names = [*range(names[0], names[-1] + 1, names[1] - names[0])]

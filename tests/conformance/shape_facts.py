@@ -257,8 +257,8 @@ def match(stated: object, found: Any, path: str) -> Iterator[Mismatch]:
         if len(stated) != len(found):
             yield Mismatch(path, stated, list(found))
             return
-        for at, (wanted, one) in enumerate(zip(stated, found, strict=True)):
-            yield from match(wanted, one, f"{path}[{at}]")
+        for at, (wanted, actual) in enumerate(zip(stated, found, strict=True)):
+            yield from match(wanted, actual, f"{path}[{at}]")
     elif not _is_equal(stated, found):
         yield Mismatch(path, stated, found)
 
@@ -266,14 +266,14 @@ def match(stated: object, found: Any, path: str) -> Iterator[Mismatch]:
 def _has_relation(stated: str, found: Any) -> bool:
     """Whether words state a relation to a number, such as ">= 3", that a found fact has."""
     relation = relation_in(stated)
-    return relation is not None and any(relation(one) for one in _numbers_of(found))
+    return relation is not None and any(relation(number) for number in _numbers_of(found))
 
 
 def _numbers_of(found: Any) -> Iterator[int]:
     """Yield the number that a fact is, or how many things it has."""
     if isinstance(found, AnyOf):
-        for one in found.alternatives():
-            yield from _numbers_of(one)
+        for alternative in found.alternatives():
+            yield from _numbers_of(alternative)
     elif isinstance(found, Done | Number):
         yield from _numbers_of(found.value)
     elif isinstance(found, Data):

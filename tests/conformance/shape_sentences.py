@@ -171,9 +171,9 @@ def _split(sentence: str, verbs: re.Pattern[str]) -> list[str]:
     parts.append(sentence[start:])
     found = list[str]()
     for part in parts:
-        pieces = [one.strip() for one in re.split(r"\b(?:and then|then|and)\b", part)]
+        pieces = [part.strip() for part in re.split(r"\b(?:and then|then|and)\b", part)]
         before = ""
-        for at, piece in enumerate(one for one in pieces if one):
+        for at, piece in enumerate(piece for piece in pieces if piece):
             text = f"{before} and {piece}" if before else piece
             before = ""
             if verbs.search(text):

@@ -214,7 +214,7 @@ def with_known_keys(
         name = str(key)
         if isinstance(part, Mapping) and name in _GROUPS and name not in known:
             inner = with_known_keys(part, known, is_known)
-            if all(one in known for one in inner) and not set(inner) & {*value, *found}:
+            if all(key in known for key in inner) and not set(inner) & {*value, *found}:
                 found |= inner
                 continue
         other = None if name in known or is_known(name) else known_key(name, known)
@@ -228,9 +228,9 @@ def with_known_keys(
 def _in_units(value: Any, said: str, meant: str) -> Any:
     """Return a value in the unit of the key that is meant."""
     if isinstance(value, list):
-        return [_in_units(one, said, meant) for one in value]
+        return [_in_units(item, said, meant) for item in value]
     if isinstance(value, Mapping):
-        return {key: _in_units(one, str(key), str(key)) for key, one in value.items()}
+        return {key: _in_units(item, str(key), str(key)) for key, item in value.items()}
     unit, wanted = _unit_of(said), _unit_of(meant)
     if isinstance(value, str):
         time = time_in(value) if wanted or said != meant or meant in _TIMED_KEYS else None

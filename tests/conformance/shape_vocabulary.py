@@ -103,7 +103,7 @@ def take_steps(given: Given, world: type[World]) -> list[Any]:
 def is_step(key: str, world: type[World]) -> bool:
     """Whether a key begins with a verb of a world: roll_at, append, expire_before."""
     words = str(key).replace("_", " ")
-    return any(one.words.match(words) for one in world.verbs)
+    return any(verb.words.match(words) for verb in world.verbs)
 
 
 def _keyed_steps(key: str, value: Any) -> list[str]:
@@ -111,11 +111,11 @@ def _keyed_steps(key: str, value: Any) -> list[str]:
     words = key.replace("_", " ")
     if isinstance(value, bool) or value is None:
         return [words] if value is not False else []
-    is_place = isinstance(value, list) and all(isinstance(one, int) for one in value)
+    is_place = isinstance(value, list) and all(isinstance(item, int) for item in value)
     if isinstance(value, list) and not (is_place and words.startswith("read")):
-        return [step for one in value for step in _keyed_steps(key, one)]
+        return [step for item in value for step in _keyed_steps(key, item)]
     if isinstance(value, Mapping):
-        return [f"{words} {' '.join(f'{name} {one}' for name, one in value.items())}"]
+        return [f"{words} {' '.join(f'{name} {item}' for name, item in value.items())}"]
     return [f"{words} {tuple(value) if isinstance(value, list) else value}"]
 
 
@@ -165,7 +165,7 @@ def is_shape_scenario(scenario: Mapping[str, Any]) -> bool:
     """Whether a scenario has an input, or steps that are no operations of the controller."""
     steps = scenario.get("steps")
     listed = steps if isinstance(steps, list) else []
-    is_controllers = all(isinstance(one, Mapping) and "op" in one for one in listed)
+    is_controllers = all(isinstance(item, Mapping) and "op" in item for item in listed)
     has_input = any(scenario.get(name) is not None for name in _SECTIONS)
     return (has_input or not is_controllers) and "kind" not in scenario
 
@@ -174,7 +174,7 @@ def is_shape_scenario(scenario: Mapping[str, Any]) -> bool:
 def _known_scenarios() -> Scenarios:
     """Return the scenarios of the copied files: others may refer to them."""
     contents = [yaml.safe_load((VECTORS / name).read_text()) for name in SHAPE_FILES]
-    return {one["name"]: one for content in contents for one in content["scenarios"]}
+    return {scenario["name"]: scenario for content in contents for scenario in content["scenarios"]}
 
 
 # ---- the input ----
@@ -208,7 +208,7 @@ def _with_references(value: Mapping[str, Any], others: Scenarios) -> Mapping[str
         if found is not None and key in _REFERRING:
             merged = {**found, **merged}
         elif found is not None and key in found:
-            merged |= {one: found[one] for one in (key, CHANGE) if one in found}
+            merged |= {name: found[name] for name in (key, CHANGE) if name in found}
         else:
             merged[key] = part
     return merged
@@ -219,7 +219,7 @@ def _referred(key: str, text: str, others: Scenarios) -> dict[str, Any] | None:
     name = next((word for word in re.findall(r"[A-Za-z0-9_]+", text) if word in others), None)
     if name is None:
         return None if key else {"steps": [text]}
-    found = input_of(others[name], {one: others[one] for one in others if one != name})
+    found = input_of(others[name], {key: others[key] for key in others if key != name})
     change = re.sub(
         rf"^(as|like|same as)?\s*\b{name}\b[\s,;:]*(but|with|and)?\s*", "", text.strip()
     )
@@ -248,10 +248,10 @@ def _score(shape: Shape, value: Any, names: set[str], stated: Any) -> tuple[int,
     if isinstance(value, list):
         if shape.fits is not None and shape.fits(value, stated):
             return 10 + _facts_score(shape, names), False
-        if not value or not all(isinstance(one, Mapping) for one in value):
+        if not value or not all(isinstance(item, Mapping) for item in value):
             return _steps_score(shape, value, names)
-        scores = [_map_score(shape, one, set()) for one in value]
-        known = [one for one in scores if one is not None]
+        scores = [_map_score(shape, item, set()) for item in value]
+        known = [score for score in scores if score is not None]
         if len(known) < len(scores):
             return _steps_score(shape, value, names)
         return min(known) + _facts_score(shape, names), True
@@ -295,7 +295,7 @@ def _map_score(shape: Shape, original: Mapping[str, Any], names: set[str]) -> in
 
 def _steps_score(shape: Shape, value: Sequence[Any], names: set[str]) -> tuple[int, bool] | None:
     """Score an input that is a list of steps in words."""
-    if shape.world is None or not all(isinstance(one, str | list | Mapping) for one in value):
+    if shape.world is None or not all(isinstance(item, str | list | Mapping) for item in value):
         return None
     own = _words_score(shape, value)
     return (own + _facts_score(shape, names), False) if own > 1 else None
@@ -305,12 +305,12 @@ def _words_score(shape: Shape, steps: Any) -> int:
     """Score steps by the share of them that have a verb of the shape's world, and its words."""
     if shape.world is None or not steps:
         return 0
-    flat = [part for one in steps for part in (one if isinstance(one, list) else [one])]
-    sentences = [sentence_of(one) for one in flat]
-    verbs = [one.words for one in shape.world.verbs]
+    flat = [part for step in steps for part in (step if isinstance(step, list) else [step])]
+    sentences = [sentence_of(step) for step in flat]
+    verbs = [verb.words for verb in shape.world.verbs]
     known = sum(
-        any(re.search(rf"\b(?:{verb.pattern})\b", one, re.IGNORECASE) for verb in verbs)
-        for one in sentences
+        any(re.search(rf"\b(?:{verb.pattern})\b", sentence, re.IGNORECASE) for verb in verbs)
+        for sentence in sentences
     )
     return 3 * known // len(sentences) + 2 * bool(
         re.search(shape.words, " ".join(sentences), re.IGNORECASE)
@@ -335,7 +335,7 @@ def check_shape(
     """Yield what does not hold of a scenario, and what of it is not understood."""
     args.names()
     listed = content.get("scenarios") or []
-    own = {str(one.get("name")): one for one in listed if isinstance(one, Mapping)}
+    own = {str(item.get("name")): item for item in listed if isinstance(item, Mapping)}
     others = {**_known_scenarios(), **own}
     others.pop(str(scenario.get("name")), None)
     expected = scenario.get("expect")
@@ -383,8 +383,8 @@ def _cases_of(value: Any) -> list[Any] | None:
     for name in sorted(_CASES):
         listed = value.get(name)
         if isinstance(listed, list) and listed and all(isinstance(one, Mapping) for one in listed):
-            common = {key: one for key, one in value.items() if key != name}
-            return [{**common, **one} for one in listed]
+            common = {key: item for key, item in value.items() if key != name}
+            return [{**common, **item} for item in listed]
         if isinstance(listed, list) and listed and len(value) == 1:
             return listed
     return None
@@ -392,13 +392,13 @@ def _cases_of(value: Any) -> list[Any] | None:
 
 def _without_remarks(derived: Any) -> Any:
     if isinstance(derived, Mapping):
-        return {key: one for key, one in derived.items() if key not in _REMARKS} or None
+        return {key: item for key, item in derived.items() if key not in _REMARKS} or None
     return derived
 
 
 def _no_shape(shapes: Sequence[Shape], value: Any) -> Mismatch:
     if isinstance(value, Mapping):
-        nearest = max(shapes, key=lambda one: len(one.all_keys & set(map(str, value))))
+        nearest = max(shapes, key=lambda shape: len(shape.all_keys & set(map(str, value))))
         known = [f"{nearest.name}: {' '.join(sorted(need))}" for need in nearest.key_sets]
         return not_understood(f"input {', '.join(map(str, value))}", known, dict(value))
     return not_understood("input", [one.name for one in shapes if one.fits is not None], value)
@@ -410,12 +410,12 @@ def _check(
     assert shape.run is not None
     inputs = value if is_each else [value]
     answers = []
-    for at, one in enumerate(inputs):
+    for at, input_ in enumerate(inputs):
         path = f"input[{at}]" if is_each else "input"
         facts = derived if expected is None else expected
         stated = facts[at] if isinstance(facts, list) and at < len(facts) and is_each else facts
         both = {**_map(derived), **_map(stated)}
-        content = in_words_of(shape, one) if isinstance(one, Mapping) else {"input": one}
+        content = in_words_of(shape, input_) if isinstance(input_, Mapping) else {"input": input_}
         given = Given(content, path, others, both)
         answer = _answer(run(shape.run(given)))
         yield from answer.mismatches
@@ -459,14 +459,14 @@ def _match_answers(
     elif isinstance(facts, Mapping):
         for key, value in facts.items():
             yield from match(
-                value, [_find(one.facts, key, value) for one in answers], f"{section}.{key}"
+                value, [_find(answer.facts, key, value) for answer in answers], f"{section}.{key}"
             )
     elif not isinstance(facts, list) or len(facts) != len(answers):
         yield Mismatch(section, facts, f"{len(answers)} facts")
     else:
-        for at, (value, one) in enumerate(zip(facts, answers, strict=True)):
+        for at, (value, answer) in enumerate(zip(facts, answers, strict=True)):
             is_map = isinstance(value, Mapping)
-            found = one.facts if is_map or one.listed is ABSENT else one.listed
+            found = answer.facts if is_map or answer.listed is ABSENT else answer.listed
             yield from match(value, found, f"{section}[{at}]")
 
 

@@ -59,7 +59,7 @@ class World:
             for method in vars(base).values()
             if callable(method) and "verb" in getattr(method, "__dict__", {})
         ]
-        cls.verbs = list({one.name: one for one in found}.values())
+        cls.verbs = list({world.name: world for world in found}.values())
 
     async def facts(self) -> Mapping[str, Any]:
         """Return the facts of now by the keys that scenarios state them under."""
@@ -74,7 +74,7 @@ class World:
 
     @classmethod
     def known(cls) -> list[str]:
-        return [one.example for one in cls.verbs]
+        return [candidate.example for candidate in cls.verbs]
 
 
 @dataclass
@@ -159,13 +159,13 @@ class Course:
     def sentences(self) -> list[Moment]:
         """Return the last moment of each sentence."""
         return [
-            one
-            for at, one in enumerate(self.moments)
-            if at + 1 == len(self.moments) or self.moments[at + 1].sentence != one.sentence
+            moment
+            for at, moment in enumerate(self.moments)
+            if at + 1 == len(self.moments) or self.moments[at + 1].sentence != moment.sentence
         ]
 
     def known(self) -> list[str]:
-        steps = dict.fromkeys(one.verb for one in self.moments)
+        steps = dict.fromkeys(moment.verb for moment in self.moments)
         return [
             *self.end,
             *self.extra,
@@ -210,7 +210,7 @@ class Course:
         if normal(key) in ("outcomes", "results", "answers", "each"):
             return self.sentences()
         if normal(key) in ("error", "errors"):
-            errors = [one.outcome for one in self.moments if one.failed]
+            errors = [moment.outcome for moment in self.moments if moment.failed]
             return errors if isinstance(stated, list) else next(iter(errors), None)
         return self._outcome(key, stated)
 
@@ -219,17 +219,17 @@ class Course:
         if not isinstance(stated, list) or not list(match(stated, fact, "")):
             return fact
         courses = [
-            [find_fact(one.facts, key) for one in moments]
+            [find_fact(moment.facts, key) for moment in moments]
             for moments in (self.sentences(), self.moments, *self._of_verbs())
             if len(moments) == len(stated)
         ]
-        fitting = [one for one in courses if not list(match(stated, one, ""))]
+        fitting = [course for course in courses if not list(match(stated, course, ""))]
         is_deeper = isinstance(fact, list | tuple) and not (stated and isinstance(stated[0], list))
         return (fitting or ([] if is_deeper else courses) or [fact])[0]
 
     def _of_verbs(self) -> Iterator[list[Moment]]:
-        for name in dict.fromkeys(one.verb for one in self.moments):
-            yield [one for one in self.moments if one.verb == name]
+        for name in dict.fromkeys(moment.verb for moment in self.moments):
+            yield [moment for moment in self.moments if moment.verb == name]
 
     def _related(self, found: re.Match[str], stated: object) -> Any:
         moments, ordinal = self._named(found["tail"] or "")
@@ -240,10 +240,10 @@ class Course:
         if found["relation"] in ("before", "until"):
             return self._side(self._facts_before(moments[:1]), found["head"])
         if isinstance(stated, list) and found["head"]:
-            sides = [self._side(one, found["head"]) for one in moments[-len(stated) :]]
+            sides = [self._side(moment, found["head"]) for moment in moments[-len(stated) :]]
             if sides and not isinstance(sides[-1], list | tuple):
                 return sides
-        good = [one for one in moments if not one.failed and not one.outcome.holds(False)]
+        good = [step for step in moments if not step.failed and not step.outcome.holds(False)]
         return self._side((good or moments[-1:])[0], found["head"]) if moments else ABSENT
 
     def _facts_before(self, moments: list[Moment]) -> Any:
@@ -264,7 +264,7 @@ class Course:
             return begin if not list(match(stated, begin, "")) else end
         if isinstance(stated, Mapping):
             return moments[-1] if moments else ABSENT
-        fitting = [one for one in moments if one.holds(stated)]
+        fitting = [moment for moment in moments if moment.holds(stated)]
         return (
             (fitting[-1:] if len(fitting) == len(moments) else moments[-1:])[0]
             if moments
@@ -278,13 +278,13 @@ class Course:
         parts = [part for part in parts if ordinal_of(part) is None and not part.isdigit()]
         if not parts:
             return (self.sentences() if ordinals or not words else []), (ordinals or [None])[0]
-        found = [one for one in self.moments if all(_names(part, one) for part in parts)]
+        found = [moment for moment in self.moments if all(_names(part, moment) for part in parts)]
         return found, (ordinals or [None])[0]
 
 
 def _names(word: str, moment: Moment) -> bool:
     words = re.findall(r"[a-z]+", f"{moment.verb} {moment.text} {moment.said}".lower())
-    return any(_stem(word) == _stem(one) for one in words)
+    return any(_stem(word) == _stem(token) for token in words)
 
 
 def _stem(word: str) -> str:
@@ -302,7 +302,7 @@ async def run_steps(world: World, steps: Iterable[Any]) -> Course:
     """Run sentences on a world; a clause that is not understood is noted and left out."""
     course = Course(await world.facts())
     pattern = re.compile(
-        "|".join(rf"\b(?:{one.words.pattern})\b" for one in world.verbs), re.IGNORECASE
+        "|".join(rf"\b(?:{candidate.words.pattern})\b" for candidate in world.verbs), re.IGNORECASE
     )
     for number, step in enumerate(steps):
         said = plain_times(sentence_of(step))
@@ -350,18 +350,18 @@ async def _run_clause(world: World, clause: Clause, course: Course, number: int,
             not_understood(f"{' '.join(left)!r} in {clause.text!r}", world.known(), clause.text)
         )
     facts = await world.facts()
-    for one in outcome.outcomes if isinstance(outcome, Several) else [outcome]:
-        course.moments.append(Moment(found.name, clause.text, one, facts, number, said))
+    for single in outcome.outcomes if isinstance(outcome, Several) else [outcome]:
+        course.moments.append(Moment(found.name, clause.text, single, facts, number, said))
 
 
 def _verb_of(world: World, clause: Clause) -> Verb | None:
     """Return the verb that comes first in a clause; of two at one place the one listed first."""
     found = [
-        (place.start(), at, one)
-        for at, one in enumerate(world.verbs)
-        if (place := re.search(rf"\b(?:{one.words.pattern})\b", clause.rest, re.IGNORECASE))
+        (place.start(), at, candidate)
+        for at, candidate in enumerate(world.verbs)
+        if (place := re.search(rf"\b(?:{candidate.words.pattern})\b", clause.rest, re.IGNORECASE))
     ]
-    return min(found, key=lambda one: one[:2])[2] if found else None
+    return min(found, key=lambda candidate_match: candidate_match[:2])[2] if found else None
 
 
 @dataclass

@@ -58,7 +58,7 @@ def is_stream_compaction(scenario: Mapping[str, Any]) -> bool:
     kind = scenario.get("kind")
     if kind not in _SHARED_NAMES:
         return kind in _RUNNERS
-    return any("compaction_type" in one for one in (scenario, *scenario.get("cases", ())))
+    return any("compaction_type" in clause for clause in (scenario, *scenario.get("cases", ())))
 
 
 def check_stream_compaction(
@@ -148,8 +148,8 @@ def _group_cases(args: Args, scenario: Mapping[str, Any], c: Mapping[str, Any]) 
     """Group as above; the notes say whether groups are told by their first and last ids."""
     facts = _group(args, scenario, c)
     if "[first id, last id]" in str(scenario.get("notes", "")):
-        for each in (facts, facts["otherwise"]):
-            each["groups"] = [[group[0], group[-1]] for group in each["groups"]]
+        for clause in (facts, facts["otherwise"]):
+            clause["groups"] = [[group[0], group[-1]] for group in clause["groups"]]
     return facts
 
 
@@ -162,25 +162,25 @@ def _cleanup_groups(
     rules = _rules(args, kind)
     if not args.has("stream_start"):
         ordered = sort_by_offset(objects)
-        first = [one for at, one in enumerate(ordered) if is_eligible(ordered, at, kind, rules)]
+        first = [shape for at, shape in enumerate(ordered) if is_eligible(ordered, at, kind, rules)]
         return _group_facts(cut_groups(first, rules), tags)
     plan = plan_stream(objects, args.take("stream_start"), kind, rules)
     return _group_facts(plan.groups, tags)
 
 
 def _group_facts(groups: Sequence[Group], tags: Sequence[Any]) -> dict[str, Any]:
-    members = [one for group in groups for one in group]
-    ids = [[one.object_id for one in group] for group in groups]
+    members = [member for group in groups for member in group]
+    ids = [[member.object_id for member in group] for group in groups]
     return {
         "answer": ids,
         "groups": ids,
         "group_count": len(groups),
-        "objects": [one.object_id for one in members],
+        "objects": [member.object_id for member in members],
         "total_objects": len(members),
         "no_empty_group": all(groups),
-        "has_composite": any(one.composite for one in members),
+        "has_composite": any(member.composite for member in members),
         "has_small_normal": any(not one.composite and one.size < _SMALL for one in members),
-        "tags": [tags[one.crc32c] for one in members] if tags else [],
+        "tags": [tags[member.crc32c] for member in members] if tags else [],
         "group_tags": [[tags[one.crc32c] for one in group] for group in groups] if tags else [],
     }
 
@@ -192,7 +192,7 @@ def _compact(args: Args, _: Mapping[str, Any], content: Mapping[str, Any]) -> di
     stream_id, objects = prepared_objects(content[args.take("input")])
     kind, stream, config = _kind(args), args.within("stream"), args.within("config", {})
     confirm = stream.take("confirm", _UNLIMITED)
-    listed = [each for each, one in objects.items() if one.facts.start_offset < confirm]
+    listed = [object_id for object_id, item in objects.items() if item.facts.start_offset < confirm]
     world = StreamObjectWorld(
         stream.take("stream", stream_id),
         stream.take("start"),
@@ -202,13 +202,13 @@ def _compact(args: Args, _: Mapping[str, Any], content: Mapping[str, Any]) -> di
     )
     world.compact(kind, _config(config, kind))
     requests = [world.facts(request) for request in world.commits]
-    made = [one for one in requests if one["object"] >= 0]
-    sources = [operation for one in requests for operation in one["operations"]]
+    made = [request for request in requests if request["object"] >= 0]
+    sources = [operation for request in requests for operation in request["operations"]]
     return {
         "requests": requests,
         "request_count": len(requests),
-        "object_sizes": [one["object_size"] for one in made],
-        "index": [one["index"] for one in made],
+        "object_sizes": [object_["object_size"] for object_ in made],
+        "index": [object_["index"] for object_ in made],
         "operations": sources,
         "said": {f"{name} for every source": [name] * len(sources) for name in set(sources)},
     }
@@ -220,7 +220,7 @@ def _config(config: Args, kind: StreamCompaction, **defaults: int) -> Compaction
     return CompactionConfig(
         index_merge_bytes=config.take("block_group_size_threshold", 1024 * 1024),
         group_rules={
-            each: rules if each is kind else group_rules_for(each) for each in StreamCompaction
+            kind_: rules if kind_ is kind else group_rules_for(kind_) for kind_ in StreamCompaction
         },
     )
 
@@ -237,7 +237,7 @@ def _made_of(kind: StreamCompaction) -> Callable[..., dict[str, Any]]:
         stream_id, objects = prepared_objects(content[args.take("input")])
         config = args.within("config", {})
         bucket = args.take("bucket", None)
-        if bucket is not None and {one.facts.bucket_id for one in objects.values()} != {bucket}:
+        if bucket is not None and {item.facts.bucket_id for item in objects.values()} != {bucket}:
             raise ValueError(f"bucket is {bucket}, but the sources are not in it")
         world = StreamObjectWorld(
             stream_id,

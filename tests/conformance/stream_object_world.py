@@ -64,8 +64,8 @@ class StreamObjectWorld:
         self.network = Network()
         self.store = MemoryObjectStore()
         create_marker(self.store, _MARKER)
-        for object_id, one in objects.items():
-            self.store.put(object_key.key_for(object_id, NAMESPACE), one.data)
+        for object_id, object_ in objects.items():
+            self.store.put(object_key.key_for(object_id, NAMESPACE), object_.data)
         self.commits: list[objects_pb2.CommitStreamObjectRequest] = []
         self.prepared: list[int] = []
         self._stream_id = stream_id
@@ -123,18 +123,18 @@ class StreamObjectWorld:
             start_offset=self._stream_start,
             stream_objects=[
                 streams_pb2.StreamObjectRange(
-                    object_id=one.object_id,
-                    start_offset=one.start_offset,
-                    end_offset=one.end_offset,
+                    object_id=object_.object_id,
+                    start_offset=object_.start_offset,
+                    end_offset=object_.end_offset,
                 )
-                for one in self._listed
+                for object_ in self._listed
             ],
         )
         return streams_pb2.DescribeStreamsResponse(streams=[described], total=1)
 
     def _describe_objects(self, wanted: set[int]) -> objects_pb2.DescribeObjectsResponse:
         return objects_pb2.DescribeObjectsResponse(
-            objects=[_description(one) for one in self._listed if one.object_id in wanted]
+            objects=[_description(item) for item in self._listed if item.object_id in wanted]
         )
 
     # ---- what was asked for ----
@@ -171,10 +171,10 @@ class StreamObjectWorld:
             "type": attributes.kind.name.lower(),
             "bucket": attributes.bucket_id,
             "index_entries": len(entries),
-            "block_offsets": [[one.base_offset for one in held] for held in records],
+            "block_offsets": [[batch.base_offset for batch in held] for held in records],
             "last_record_end_offset": records[-1][-1].end_offset,
             "stored_size": len(data),
-            "index": [_entry_facts(one) for one in entries],
+            "index": [_entry_facts(entry) for entry in entries],
         }
         if attributes.kind is object_key.ObjectKind.COMPOSITE:
             facts["logical_size"] = request.object_size
@@ -187,7 +187,7 @@ class StreamObjectWorld:
         """Return the index of an object, and for each entry the object that has its bytes."""
         if kind is object_key.ObjectKind.COMPOSITE:
             composite = decode_composite(data, source=str(object_id))
-            held = [(one, link.object_id) for link in composite.links for one in link.entries]
+            held = [(entry, link.object_id) for link in composite.links for entry in link.entries]
             return [entry for entry, _ in held], [holder for _, holder in held]
         index = opened(data, str(object_id)).index
         return list(index), [object_id] * len(index)
@@ -287,7 +287,7 @@ def prepared_objects(section: Mapping[str, Any]) -> tuple[int, dict[int, Prepare
         index, links = one.take("index", []), one.take("links", [])
         facts = _facts(one, -1)
         if facts.composite:
-            made[facts.object_id] = _composite(facts, [made[each] for each in links])
+            made[facts.object_id] = _composite(facts, [made[link] for link in links])
         else:
             made[facts.object_id] = _normal(facts, stream_id, index)
         _refuse_unknown(one)
@@ -317,7 +317,7 @@ def _normal(
     for entry in index:
         builder.write(list(_records(stream_id, entry)))
     built = builder.finish()
-    found = [_entry_facts(one) for one in built.entries]
+    found = [_entry_facts(entry) for entry in built.entries]
     if found != list(index) or built.size != facts.size:
         raise ValueError(
             f"object {facts.object_id} has {built.size} bytes and the index {found}, not"
@@ -342,7 +342,7 @@ def _records(stream_id: int, entry: Mapping[str, int]) -> Iterator[record.Record
 
 def _composite(facts: StreamObject, linked: Sequence[PreparedObject]) -> PreparedObject:
     links = tuple(
-        LinkedObject(one.facts.object_id, one.facts.bucket_id, one.entries) for one in linked
+        LinkedObject(item.facts.object_id, item.facts.bucket_id, item.entries) for item in linked
     )
     entries = tuple(entry for link in links for entry in link.entries)
     return PreparedObject(facts, encode_composite(links), entries, links)

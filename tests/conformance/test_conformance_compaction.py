@@ -33,7 +33,7 @@ def failures(result: ScenarioResult) -> list[str]:
 def sections(scenario: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The maps of facts of a scenario and its requests, and how they are called."""
     requests = scenario.get("requests", [])
-    places = [("", scenario), *((f"requests[{at}].", one) for at, one in enumerate(requests))]
+    places = [("", scenario), *((f"requests[{at}].", call) for at, call in enumerate(requests))]
     for title, place in places:
         for name in ("expect", "derived"):
             if name in place:
@@ -128,7 +128,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 def test_a_listed_difference_is_told_and_does_not_fail(feature: str) -> None:
     result = run({"name": feature, **DIFFERENT[feature]})
     assert failures(result) == []
-    assert [one.rule.feature for one in result.deviations] == [feature]
+    assert [deviation.rule.feature for deviation in result.deviations] == [feature]
 
 
 def test_what_a_scenario_says_beyond_what_is_understood_fails() -> None:

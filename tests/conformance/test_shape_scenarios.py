@@ -125,7 +125,7 @@ def _layout_passes(layout: Mapping[str, Any]) -> bool:
     from tests.conformance.shape_layouts import SHAPE_LAYOUTS, check_shape_layout
 
     tables = [name for name in layout if name in SHAPE_LAYOUTS]
-    return not [one for name in tables for one in check_shape_layout(name, layout[name])]
+    return not [problem for name in tables for problem in check_shape_layout(name, layout[name])]
 
 
 # ---- dispatch ----
@@ -136,21 +136,21 @@ def test_neither_name_nor_order_nor_source_counts(file: str, tmp_path: Path) -> 
     """Scenarios that refer to another one name it by its new name."""
     chance = random.Random(3)
     scenarios = copy.deepcopy(CONTENTS[file]["scenarios"])
-    names = {one["name"]: f"s{chance.randrange(1 << 40)}" for one in scenarios}
+    names = {scenario["name"]: f"s{chance.randrange(1 << 40)}" for scenario in scenarios}
     text = yaml.safe_dump(scenarios, sort_keys=False)
     for old, new in names.items():
         text = re.sub(rf"(?<![\w.]){old}(?!\w)", new, text)
     renamed = yaml.safe_load(text)
-    for one in renamed:
-        one.pop("source"), one.pop("notes", None)
+    for clause in renamed:
+        clause.pop("source"), clause.pop("notes", None)
     chance.shuffle(renamed)
     path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump({"scenarios": renamed}, sort_keys=False))
 
     results = list(run_file(path))
-    assert [said(one) for one in results if said(one)] == []
+    assert [said(result) for result in results if said(result)] == []
     before = [run(*reversed(SCENARIOS[one["name"]])) for one in CONTENTS[file]["scenarios"]]
-    assert sum(one.is_counted for one in results) == sum(one.is_counted for one in before)
+    assert sum(result.is_counted for result in results) == sum(fact.is_counted for fact in before)
 
 
 def test_a_scenario_of_another_file_may_be_referred_to() -> None:
@@ -175,7 +175,7 @@ def test_a_number_of_the_input_changes_the_facts(name: str) -> None:
     assert not numbers or any(
         not run(changed(scenario, path, with_numbers(value, change)), content).is_passed
         for path, value in numbers
-        for change in (lambda one: one + 1, lambda one: one * 7 + 1, lambda _: 0)
+        for change in (lambda number: number + 1, lambda number: number * 7 + 1, lambda _: 0)
     )
 
 
@@ -288,7 +288,7 @@ def test_the_readme_has_every_shape_key_and_step() -> None:
         assert shape.all_keys <= listed, shape.name
         assert "```yaml" in section
         if shape.world is not None:
-            assert {one.example for one in shape.world.verbs} <= listed, shape.name
+            assert {verb.example for verb in shape.world.verbs} <= listed, shape.name
 
 
 def test_every_example_of_a_shape_has_that_shape() -> None:
@@ -298,7 +298,7 @@ def test_every_example_of_a_shape_has_that_shape() -> None:
     for name, section in re.findall(pattern, text, re.DOTALL):
         (example,) = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
         stated = {**_map(example.get("derived")), **_map(example.get("expect"))}
-        value = input_of(example, {key: one for key, (_, one) in SCENARIOS.items()})
+        value = input_of(example, {key: example_ for key, (_, example_) in SCENARIOS.items()})
         chosen = choose(SHAPES, value, stated or example.get("expect", example.get("derived")), "")
         assert chosen is not None
         assert chosen[0].name == name

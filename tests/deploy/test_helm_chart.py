@@ -57,7 +57,7 @@ SETS: dict[str, dict[str, str]] = {
 
 def helm(*words: str | Path, values: dict[str, str]) -> subprocess.CompletedProcess[str]:
     given = [f"{name}={value}" for name, value in {**NEEDED, **values}.items()]
-    flags = [word for each in given for word in ("--set", each)]
+    flags = [word for setting in given for word in ("--set", setting)]
     return subprocess.run(
         [HELM, *words, CHART, *flags], capture_output=True, text=True, timeout=60, check=False
     )
@@ -70,8 +70,8 @@ def rendered(
     words = ["template", "demo", *(["--is-upgrade"] if is_upgrade else [])]
     done = helm(*words, "--kube-version", version, values=values)
     assert done.returncode == 0, done.stderr
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    return {f"{each['kind']}/{each['metadata']['name']}": each for each in objects}
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    return {f"{object_['kind']}/{object_['metadata']['name']}": object_ for object_ in objects}
 
 
 def pod(values: dict[str, str], *, is_upgrade: bool = False) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def test_helm_and_the_schemas_find_nothing(name: str) -> None:
     linted = helm("lint", "--strict", values=SETS[name])
     assert linted.returncode == 0, linted.stdout
     for version in VERSIONS:
-        for each in rendered(SETS[name], version).values():
-            if not each["apiVersion"].startswith(OPERATOR):
-                kubernetes_validate.validate(each, version, strict=True)
+        for document in rendered(SETS[name], version).values():
+            if not document["apiVersion"].startswith(OPERATOR):
+                kubernetes_validate.validate(document, version, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_operator_scrapes_each_controller_ready_or_not() -> None:
     (endpoint,) = monitor["spec"]["endpoints"]
     assert (endpoint["path"], endpoint["scheme"]) == ("/metrics", "http")
     selected = monitor["spec"]["selector"]["matchLabels"].items()
-    services = [each for each in objects.values() if each["kind"] == "Service"]
+    services = [object_ for object_ in objects.values() if object_["kind"] == "Service"]
     found = [
         service["metadata"]["name"]
         for service in services
@@ -183,8 +183,8 @@ def test_the_rules_are_those_of_the_file_with_runbooks_where_they_are_published(
     rule = rendered(SETS["watched"])["PrometheusRule/demo"]
     wanted = yaml.safe_load((ROOT / "deploy/prometheus/streammeta.rules.yml").read_text())
     for group in wanted["groups"]:
-        for each in group["rules"]:
-            notes = each["annotations"]
+        for group_rule in group["rules"]:
+            notes = group_rule["annotations"]
             notes["runbook_url"] = f"https://docs.example.org/{notes['runbook_url']}"
     assert rule["spec"] == wanted
     assert not any(key.startswith("PrometheusRule/") for key in rendered(SETS["tls"]))
@@ -194,7 +194,7 @@ def test_volumes_outlive_their_pods_and_never_become_empty_voters() -> None:
     controllers = rendered(SETS["tls"])["StatefulSet/demo"]["spec"]
     kept = controllers["persistentVolumeClaimRetentionPolicy"]
     assert set(kept.values()) == {"Retain"}
-    assert [each["name"] for each in pod(SETS["tls"])["initContainers"]] == ["format"]
+    assert [container["name"] for container in pod(SETS["tls"])["initContainers"]] == ["format"]
     assert "initContainers" not in pod(SETS["tls"], is_upgrade=True)
 
 
@@ -231,9 +231,9 @@ def test_the_image_has_the_user_that_the_chart_names() -> None:
 def test_probes_ask_the_process_and_readiness_the_quorum() -> None:
     controller = pod(SETS["tls"])["containers"][0]
     paths = {name: controller[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness")}
-    assert {each["path"] for each in paths.values()} == {"/livez"}
+    assert {path["path"] for path in paths.values()} == {"/livez"}
     assert controller["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    ports = {each["name"]: each["containerPort"] for each in controller["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in controller["ports"]}
     assert ports["http"] == 9092
     startup = controller["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
@@ -258,9 +258,9 @@ def parsed(container: dict[str, Any], ordinal: int) -> dict[str, Any]:
         assert found is not None
         command = found
     prefix = "STREAMMETA_" + ("STORAGE_FORMAT" if command.name == "format" else "CONTROLLER")
-    given = {each["name"]: each["value"] for each in container["env"]}
-    known = {f"{prefix}_{(each.name or '').upper()}" for each in command.params}
-    known |= {str(each.envvar) for each in command.params if each.envvar}
+    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    known = {f"{prefix}_{(param.name or '').upper()}" for param in command.params}
+    known |= {str(param.envvar) for param in command.params if param.envvar}
     ours = {name for name in given if name.startswith("STREAMMETA_")}
     assert ours <= known
     words += [
@@ -283,9 +283,9 @@ def test_the_commands_take_what_the_containers_say(name: str) -> None:
         controller = parsed(spec["containers"][0], ordinal)
         assert formatted["node_id"] == controller["node_id"] == ordinal + 1
         assert formatted["data_dir"] == controller["data_dir"]
-        voters = {each.key.node_id: each.endpoint for each in formatted["voters"].voters}
+        voters = {voter.key.node_id: voter.endpoint for voter in formatted["voters"].voters}
         assert len(voters) == replicas
         assert voters[controller["node_id"]] == controller["peer_advertise"]
         assert (controller["tls_key"] is not None) == ("tls.secret" in SETS[name])
-        mounts = [each["mountPath"] for each in spec["containers"][0]["volumeMounts"]]
+        mounts = [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]]
         assert str(controller["data_dir"]).startswith(tuple(mounts))

@@ -93,7 +93,7 @@ def manager_at(address: str) -> Iterator[Callable[[], str]]:
 def heard_until(receive: Callable[[], str], line: str) -> list[str]:
     """All lines up to and including the first that begins with `line`."""
     heard: list[str] = []
-    while not any(each.startswith(line) for each in heard):
+    while not any(notice.startswith(line) for notice in heard):
         heard += receive().splitlines()
     return heard
 

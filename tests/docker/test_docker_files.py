@@ -130,7 +130,7 @@ def test_command_line_of_the_compactor_is_valid() -> None:
 
 
 IMAGE_ENVIRONMENT = dict(
-    each.split("=") for each in re.findall(r"STREAMMETA_CONTROLLER_HTTP_\S+", DOCKERFILE)
+    line.split("=") for line in re.findall(r"STREAMMETA_CONTROLLER_HTTP_\S+", DOCKERFILE)
 )
 
 
@@ -164,7 +164,9 @@ async def test_health_check_asks_the_listener_that_the_image_opens(
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give what the volume of certificates holds after a start, and after another."""
     folder = tmp_path_factory.mktemp("certificates")
-    (script,) = (each for each in SERVICES["certificates"]["volumes"] if each.startswith("./"))
+    (script,) = (
+        volume for volume in SERVICES["certificates"]["volumes"] if volume.startswith("./")
+    )
     for _ in range(2):
         done = run("sh", DOCKER / script.split(":")[0], folder, PATH=f"{BIN}:{os.environ['PATH']}")
         assert done.returncode == 0, done.stderr

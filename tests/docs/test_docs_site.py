@@ -104,8 +104,8 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=["']?(\w+:)?//[^>]*>"""
     )
     for page in site.rglob("*.html"):
-        found = [each[0] for each in loading.finditer(page.read_text())]
-        assert [each for each in found if "canonical" not in each] == [], page
+        found = [match[0] for match in loading.finditer(page.read_text())]
+        assert [script for script in found if "canonical" not in script] == [], page
 
 
 @needs(*PROGRAMS)

@@ -64,11 +64,11 @@ def test_the_whole_log_is_replayed_to_the_map_that_was_recorded(opened: Opened) 
     controller.on_committed(found, found[-1].end_offset)
     assert hashes(controller) == wanted(opened.facts)
     assert controller.cluster_metadata.feature_level == opened.facts.level
-    payloads = [each for one in found if one.kind is BatchKind.DATA for each in one.payloads]
-    kinds = {type(record).__name__ for each in payloads for record in decode_records(each)}
+    payloads = [payload for one in found if one.kind is BatchKind.DATA for payload in one.payloads]
+    kinds = {type(record).__name__ for payload in payloads for record in decode_records(payload)}
     assert sorted(kinds) == list(opened.facts.records)
-    control = [one for one in found if one.kind is BatchKind.CONTROL]
-    assert {one.payloads for one in control} == {(encode_voters(VOTERS),)}
+    control = [batch for batch in found if batch.kind is BatchKind.CONTROL]
+    assert {batch.payloads for batch in control} == {(encode_voters(VOTERS),)}
     assert len(control) > 1
 
 
@@ -79,7 +79,7 @@ def test_each_checkpoint_is_read_and_the_log_behind_it_replayed(opened: Opened) 
         controller = MetadataController(ClusterMetadata(), ManualClock())
         with journal.snapshots.open(kept) as file:
             controller.load(file, kept)()
-        rest = [one for one in found if one.base_offset >= kept.end_offset]
+        rest = [batch for batch in found if batch.base_offset >= kept.end_offset]
         controller.on_committed(rest, rest[-1].end_offset)
         assert hashes(controller) == wanted(opened.facts)
 

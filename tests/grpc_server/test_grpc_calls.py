@@ -72,7 +72,7 @@ class Service:
     async def sum(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
         """Take messages once it may."""
         await self.release.wait()
-        return str(sum([len(each) async for each in messages])).encode()
+        return str(sum([len(message) async for message in messages])).encode()
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary, given = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
@@ -122,7 +122,7 @@ class Raw:
         host, _, port = endpoint.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         raw = cls(reader, writer)
-        said = b"".join(struct.pack(">HI", *each) for each in settings)
+        said = b"".join(struct.pack(">HI", *setting) for setting in settings)
         raw.say(PREFACE, frame(Kind.SETTINGS, 0, 0, said))
         try:
             yield raw
@@ -316,7 +316,7 @@ async def test_a_call_is_answered_or_not_begun_when_connections_grow_old() -> No
                         assert end.code() is grpc.StatusCode.UNAVAILABLE
                     else:
                         answered += 1
-                peers |= {each.peer for each in server.connections}
+                peers |= {connection.peer for connection in server.connections}
         assert service.echoed == answered > 0
 
 

@@ -22,7 +22,7 @@ LIST_BYTES_MAX = 16_384
 
 
 def block(*headers: tuple[bytes, bytes]) -> bytes:
-    return b"".join(literal(*each) for each in headers)
+    return b"".join(literal(*header) for header in headers)
 
 
 def decoded(*headers: tuple[bytes, bytes]) -> Head:
@@ -51,8 +51,8 @@ def test_a_kept_meaning_is_that_of_the_table_as_it_is(
 def test_a_kept_meaning_is_forgotten_when_an_entry_takes_anothers_place() -> None:
     """The table is as long as before, and what an index names is another."""
     decoder, newest = HeaderDecoder(LIST_BYTES_MAX), block(*REQUEST) + b"\xbe"
-    for each in b"abcdefgh":  # four of them fill the table
-        word = bytes((each,)) * 900
+    for byte in b"abcdefgh":  # four of them fill the table
+        word = bytes((byte,)) * 900
         added = b"\x40" + literal(b"word", word)[1:]
         assert decoder.decode(block(*REQUEST) + added).metadata == (("word", word.decode()),)
         for _ in range(2):
@@ -99,7 +99,7 @@ def test_bytes_that_could_begin_another_header_are_in_no_value(name: bytes) -> N
     value = good[name]
     for bad in (b"\0", b"\r", b"\n", b"\r\nhost: there", b"\x01", b"\x7f", b" ", b"\t"):
         for torn in (bad + value, value[:2] + bad + value[2:], value + bad):
-            headers = [(each, torn if each == name else kept) for each, kept in good.items()]
+            headers = [(header, torn if header == name else kept) for header, kept in good.items()]
             is_between_words = name == b"word" and torn.strip(b"\t ") == torn and bad in b"\t "
             assert decoded(*headers).is_malformed != is_between_words, torn
 
@@ -126,7 +126,7 @@ def test_a_name_is_of_lower_case_letters_and_of_no_blanks_or_colons() -> None:
     ],
 )
 def test_a_pseudo_header_has_no_value_but_one_of_its_kind(name: bytes, value: bytes) -> None:
-    headers = [(each, value if each == name else good) for each, good in REQUEST]
+    headers = [(header, value if header == name else good) for header, good in REQUEST]
     assert decoded(*headers).is_malformed
 
 
@@ -144,7 +144,7 @@ def test_a_pseudo_header_has_no_value_but_one_of_its_kind(name: bytes, value: by
 def test_a_header_that_two_readers_could_read_differently_comes_once(
     name: bytes, first: bytes, second: bytes
 ) -> None:
-    request = [each for each in REQUEST if each[0] != name]
+    request = [header for header in REQUEST if header[0] != name]
     assert not decoded(*request, (name, first)).is_malformed
     assert decoded(*request, (name, first), (name, second)).is_malformed
 

@@ -60,9 +60,9 @@ FRAMES = st.lists(
 def test_frames_are_the_same_however_their_bytes_are_torn(
     frames: list[Frame], cuts: list[int]
 ) -> None:
-    data = PREFACE + b"".join(frame(*each) for each in frames)
+    data = PREFACE + b"".join(frame(*sent) for sent in frames)
     parser, found, at = FrameParser(), [], 0
-    for cut in [*sorted(each for each in cuts if each < len(data)), len(data)]:
+    for cut in [*sorted(place for place in cuts if place < len(data)), len(data)]:
         found += parsed(parser, data[at:cut])
         at = cut
     assert found == frames
@@ -116,7 +116,7 @@ def test_messages_are_the_same_however_their_bytes_are_torn(
 ) -> None:
     data = b"".join(map(framed, messages))
     reader, found, at = MessageReader(200), [], 0
-    for cut in [*sorted(each for each in cuts if each < len(data)), len(data)]:
+    for cut in [*sorted(place for place in cuts if place < len(data)), len(data)]:
         found += reader.feed(data[at:cut])
         at = cut
     assert (found, reader.held) == (messages, 0)

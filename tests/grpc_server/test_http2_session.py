@@ -169,7 +169,7 @@ def test_the_window_of_the_connection_is_shared_by_turns(client: Client) -> None
     client.say(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), opened(1), opened(3))
     for stream_id in (1, 3):
         client.session.send(client.stream(stream_id), bytes(70_000))
-    sent = sum(len(each[3]) for each in client.frames())
+    sent = sum(len(received[3]) for received in client.frames())
     assert sent == outflow.DEFAULT_WINDOW
     client.say(grant(0, 1 << 20))
     assert client.sent == [1, 3]
@@ -425,9 +425,13 @@ def test_a_long_block_goes_in_parts(client: Client) -> None:
     long = literal(b"a", b"b" * 40_000)
     client.session.end(client.stream(1), long)
     found = client.frames()
-    assert [each[0] for each in found] == [Kind.HEADERS, Kind.CONTINUATION, Kind.CONTINUATION]
-    assert [each[1] for each in found] == [Flag.END_STREAM, 0, Flag.END_HEADERS]
-    assert b"".join(each[3] for each in found) == long
+    assert [sent_frame[0] for sent_frame in found] == [
+        Kind.HEADERS,
+        Kind.CONTINUATION,
+        Kind.CONTINUATION,
+    ]
+    assert [sent_frame[1] for sent_frame in found] == [Flag.END_STREAM, 0, Flag.END_HEADERS]
+    assert b"".join(sent_frame[3] for sent_frame in found) == long
 
 
 ANY = st.builds(
@@ -453,4 +457,4 @@ def test_whatever_comes_does_no_worse_than_end_the_connection(
         assert 0 <= stream.granted <= WINDOW
     opened_ids = {stream_id for stream_id, _ in client.heads}
     assert {stream_id for stream_id, _ in client.closed} <= opened_ids
-    assert opened_ids == client.session.streams.keys() | {each for each, _ in client.closed}
+    assert opened_ids == client.session.streams.keys() | {stream for stream, _ in client.closed}

@@ -95,7 +95,7 @@ def test_a_batch_that_fits_without_room_is_taken(disk: CrashDisk) -> None:
     journal = reopen(disk)
     disk.space = 200
     append(journal, small(offset), small(offset + 1))
-    assert tools.read_all(journal) == [small(each) for each in range(offset + 2)]
+    assert tools.read_all(journal) == [small(number) for number in range(offset + 2)]
     disk.space = None
     assert tools.read_all(reopen(disk.after_crash(Left.NOTHING))) == tools.read_all(journal)
 

@@ -113,10 +113,10 @@ class FakeMap:
         return nodes_pb2.RegisterNodeResponse()
 
     def list_nodes(self, request: nodes_pb2.GetNodesRequest) -> nodes_pb2.GetNodesResponse:
-        found = [one for one in sorted(self.nodes) if one in request.node_ids]
+        found = [node for node in sorted(self.nodes) if node in request.node_ids]
         return nodes_pb2.GetNodesResponse(
             nodes=[
-                nodes_pb2.NodeDescription(node_id=one, node_epoch=self.nodes[one]) for one in found
+                nodes_pb2.NodeDescription(node_id=id_, node_epoch=self.nodes[id_]) for id_ in found
             ]
         )
 
@@ -127,13 +127,13 @@ class FakeMap:
             error=self.node_check(request.node),
             streams=[
                 streams_pb2.OpeningStream(
-                    stream_id=one.stream_id,
-                    epoch=one.epoch,
-                    start_offset=one.start,
-                    end_offset=one.end,
+                    stream_id=stream.stream_id,
+                    epoch=stream.epoch,
+                    start_offset=stream.start,
+                    end_offset=stream.end,
                 )
-                for one in self.streams.values()
-                if one.opened and one.node_id == request.node.node_id
+                for stream in self.streams.values()
+                if stream.opened and stream.node_id == request.node.node_id
             ],
         )
 
@@ -151,17 +151,17 @@ class FakeMap:
 
     def open(self, request: streams_pb2.OpenStreamsRequest) -> streams_pb2.OpenStreamsResponse:
         opened = []
-        for one in request.streams:
-            stream = self.streams.get(one.stream_id)
+        for asked in request.streams:
+            stream = self.streams.get(asked.stream_id)
             error = self.node_check(request.node)
             if stream is None:
                 error = error or common_pb2.ERROR_CODE_STREAM_NOT_EXIST
-            elif one.stream_epoch < stream.epoch:
+            elif asked.stream_epoch < stream.epoch:
                 error = error or common_pb2.ERROR_CODE_STREAM_FENCED
             if error != common_pb2.ERROR_CODE_NONE or stream is None:
                 opened.append(streams_pb2.OpenedStream(error=error))
                 continue
-            stream.epoch, stream.node_id = one.stream_epoch, request.node.node_id
+            stream.epoch, stream.node_id = asked.stream_epoch, request.node.node_id
             stream.opened = True
             stream.openings.setdefault(stream.epoch, stream.end)
             opened.append(
@@ -171,8 +171,8 @@ class FakeMap:
 
     def close(self, request: streams_pb2.CloseStreamsRequest) -> streams_pb2.CloseStreamsResponse:
         errors = []
-        for one in request.streams:
-            stream = self.streams.get(one.stream_id)
+        for asked in request.streams:
+            stream = self.streams.get(asked.stream_id)
             errors.append(
                 common_pb2.ERROR_CODE_NONE if stream else common_pb2.ERROR_CODE_STREAM_NOT_EXIST
             )
@@ -279,7 +279,7 @@ class FakeMap:
         return common_pb2.ERROR_CODE_NONE
 
     def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
-        results = [located(self.streams.get(one.stream_id), one) for one in request.queries]
+        results = [located(self.streams.get(query.stream_id), query) for query in request.queries]
         return objects_pb2.GetObjectsResponse(results=results)
 
 
@@ -401,7 +401,7 @@ class FakeCluster:
             (methods.DESCRIBE_CLUSTER, lambda request: admin_pb2.DescribeClusterResponse(
                 cluster_id="fake", object_namespace=NAMESPACE, answered_by=member,
                 cluster_uuid=FAKE_UUID, high_watermark=self.high_watermark(),
-                controllers=[admin_pb2.Controller(endpoint=each) for each in self.listed])),
+                controllers=[admin_pb2.Controller(endpoint=endpoint) for endpoint in self.listed])),
         ):  # fmt: skip
             by_service[method.service][method.name] = self._handler(member, method, apply)
         by_service["ObjectService"]["CommitPipeline"] = self._pipeline(member)

@@ -63,8 +63,8 @@ class MemoryStreams:
 
     async def create_streams(self, tags: Sequence[Mapping[str, str]]) -> list[int]:
         first = len(self.table.streams)
-        for index, one in enumerate(tags):
-            self.table.streams[first + index] = TableStream(one)
+        for index, tag in enumerate(tags):
+            self.table.streams[first + index] = TableStream(tag)
         return list(range(first, first + len(tags)))
 
     async def open_streams(self, streams: Mapping[int, int]) -> Outcomes[OpenedStream]:
@@ -93,7 +93,7 @@ class MemoryStreams:
             stream = self.table.streams[stream_id]
             assert start <= stream.end
             stream.start = max(stream.start, start)
-            stream.records = [one for one in stream.records if one.end_offset > stream.start]
+            stream.records = [row for row in stream.records if row.end_offset > stream.start]
         return Outcomes(
             {stream_id: self.table.streams[stream_id].start for stream_id in new_starts}
         )
@@ -131,17 +131,17 @@ class MemoryStreams:
         """Make the first `count` pending appends durable, all by default, or fail fenced ones."""
         taken = self.pending[:count]
         del self.pending[: len(taken)]
-        for one in taken:
-            stream = self.table.streams[one.stream_id]
-            if stream.epoch != one.epoch:
+        for write in taken:
+            stream = self.table.streams[write.stream_id]
+            if stream.epoch != write.epoch:
                 error = StreamFencedError(
-                    f"append to stream {one.stream_id}", code=common_pb2.ERROR_CODE_STREAM_FENCED
+                    f"append to stream {write.stream_id}", code=common_pb2.ERROR_CODE_STREAM_FENCED
                 )
-                one.future.set_exception(error)
+                write.future.set_exception(error)
                 continue
-            stream.records.extend(one.records)
-            stream.end = one.records[-1].end_offset
-            one.future.set_result(one.records[0].base_offset)
+            stream.records.extend(write.records)
+            stream.end = write.records[-1].end_offset
+            write.future.set_result(write.records[0].base_offset)
 
     async def fetch(self, stream_id: int, offset: int, max_bytes: int = 2**20) -> Fetched:
         self.fetches.append((stream_id, offset))
@@ -149,12 +149,12 @@ class MemoryStreams:
         assert offset >= stream.start
         found: list[RecordBatch] = []
         size = 0
-        for one in stream.records:
-            if one.end_offset <= offset:
+        for record in stream.records:
+            if record.end_offset <= offset:
                 continue
-            size += len(one.payload)
+            size += len(record.payload)
             if found and size > max_bytes:
                 break
-            found.append(one)
+            found.append(record)
         following = found[-1].end_offset if found else offset
         return Fetched(found, following, stream.start, stream.end)

@@ -52,9 +52,9 @@ class WorldStream(FakeStream):
     def covering(self, start: int, end: int | None = None) -> list[RecordBatch]:
         """The records that overlap `[start, end)`."""
         return [
-            one
-            for one in self.records
-            if one.end_offset > start and (end is None or one.base_offset < end)
+            record
+            for record in self.records
+            if record.end_offset > start and (end is None or record.base_offset < end)
         ]
 
 
@@ -116,16 +116,17 @@ class World:
 
     def create(self, count: int) -> list[int]:
         ids = list(range(len(self.streams), len(self.streams) + count))
-        self.streams.update((each, WorldStream()) for each in ids)
+        self.streams.update((stream_id, WorldStream()) for stream_id in ids)
         return ids
 
     def commit(self, counts: dict[int, int], *, payload: int = 20, span: int = 1) -> int:
         """Append so many records to each stream, in one object; return its id."""
         written = {
-            each: self._next_records(each, counts[each], payload, span) for each in sorted(counts)
+            count: self._next_records(count, counts[count], payload, span)
+            for count in sorted(counts)
         }
         object_id, size, _ = self._put(written.values())
-        times = self._times(one for records in written.values() for one in records)
+        times = self._times(record for records in written.values() for record in records)
         kind, crc32c = common_pb2.OBJECT_KIND_STREAM_SET, self._crc(object_id)
         pieces: dict[int, Piece] = {}
         for stream_id, records in written.items():
@@ -155,7 +156,7 @@ class World:
         stream = self.streams[stream_id]
         old = stream.pieces[first : first + count]
         start, end = old[0].start, old[-1].end
-        held = [one for one in stream.records if start <= one.base_offset < end]
+        held = [record for record in stream.records if start <= record.base_offset < end]
         if composite:
             object_id, size = self._link(held)
         else:
@@ -171,8 +172,8 @@ class World:
     def trim(self, stream_id: int, start: int) -> None:
         stream = self.streams[stream_id]
         stream.start = max(stream.start, start)
-        gone = [one for one in stream.pieces if one.end <= stream.start]
-        stream.pieces = [one for one in stream.pieces if one.end > stream.start]
+        gone = [piece for piece in stream.pieces if piece.end <= stream.start]
+        stream.pieces = [piece for piece in stream.pieces if piece.end > stream.start]
         trimmed = records_pb2.StreamsTrimmedRecord(
             stream_id=column(stream_id), start_offset=column(start)
         )
@@ -205,7 +206,7 @@ class World:
     # ---- what controllers answer ----
 
     def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
-        found = [(self.streams.get(one.stream_id), one) for one in request.queries]
+        found = [(self.streams.get(query.stream_id), query) for query in request.queries]
         results = [located(stream, query, ends_at_gap=True) for stream, query in found]
         if self.once_answered is not None:
             self.once_answered()
@@ -245,7 +246,7 @@ class World:
                 self.store.delete_many([key_for(piece.object_id, NAMESPACE)])
 
     def _times(self, records: Iterable[RecordBatch]) -> tuple[int, int]:
-        times = [self.time_of(one.stream_id, one.base_offset) for one in records]
+        times = [self.time_of(record.stream_id, record.base_offset) for record in records]
         return (min(times), max(times)) if self.tells_times else (-1, -1)
 
     def _crc(self, object_id: int) -> int:

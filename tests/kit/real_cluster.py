@@ -72,7 +72,7 @@ def leader_of(cluster: LocalCluster) -> int:
     claims: list[int] = []
 
     def is_claimed() -> bool:
-        claims[:] = (each for each in cluster.node_ids if claims_to_lead(cluster, each))
+        claims[:] = (node_id for node_id in cluster.node_ids if claims_to_lead(cluster, node_id))
         return bool(claims)
 
     wait_until(is_claimed, "a controller to lead and serve")

@@ -65,7 +65,7 @@ def java_peer(name: str, classes: Path) -> JavaPeer:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not on PATH: install a JDK")
     jars = fetched.read_text().strip()
-    missing = [one for one in jars.split(":") if not Path(one).exists()]
+    missing = [jar for jar in jars.split(":") if not Path(jar).exists()]
     if missing:
         pytest.skip(f"{missing[0]} is gone: run ./scripts/fetch_peers")
     source = _PEERS / name / "Peer.java"

@@ -31,9 +31,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         for part in request.resource_spans:
             self.services |= {
-                each.value.string_value
-                for each in part.resource.attributes
-                if each.key == "service.name"
+                attribute.value.string_value
+                for attribute in part.resource.attributes
+                if attribute.key == "service.name"
             }
             for scope in part.scope_spans:
                 self.spans.extend(scope.spans)

@@ -42,8 +42,8 @@ class _Server:
         self._told: dict[int, int] = {}
         """Where each child's exit code is told, by pid."""
         self._ends, self._end_of_one = socket.socketpair()
-        for each in (self._ends, self._end_of_one):
-            each.setblocking(False)
+        for end in (self._ends, self._end_of_one):
+            end.setblocking(False)
         signal.set_wakeup_fd(self._end_of_one.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
@@ -102,7 +102,7 @@ class _Server:
         os.environ.update(request["environment"])
         os.chdir(request["directory"])
         searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[:0] = [each for each in searched if each and each not in sys.path]
+        sys.path[:0] = [path for path in searched if path and path not in sys.path]
 
 
 def main() -> None:

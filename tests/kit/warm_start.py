@@ -176,5 +176,5 @@ def _next_server(command: str) -> WarmServer:
 
 @atexit.register
 def _end() -> None:
-    for server in (each for servers in _servers.values() for each in servers):
+    for server in (server for servers in _servers.values() for server in servers):
         server.end()

@@ -106,7 +106,7 @@ class World:
         new = (requests.NewStream(),) * count
         create = requests.CreateStreams(request_id="streams", node=BROKER, streams=new)
         ids: Sequence[int] = (await self.write(create)).stream_ids
-        streams = tuple(requests.StreamToOpen(one, 0) for one in ids)
+        streams = tuple(requests.StreamToOpen(stream_id, 0) for stream_id in ids)
         await self.write(requests.OpenStreams(node=BROKER, streams=streams))
         return list(ids)
 
@@ -174,7 +174,7 @@ class World:
     def committed_states(self, ids: Sequence[int]) -> set[v.ObjectState]:
         """What a replica that has replayed the committed log says of objects."""
         replica = MetadataController(ClusterMetadata(), self.clock)
-        batches = [one for one in self.log.batches if one.end_offset <= self.log.committed]
+        batches = [batch for batch in self.log.batches if batch.end_offset <= self.log.committed]
         replica.on_committed(batches, self.log.committed)
         return states(replica, ids)
 

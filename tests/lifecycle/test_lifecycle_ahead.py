@@ -71,7 +71,7 @@ async def once_committed(world: World, count: int) -> list[int]:
             )
         )
     await world.write(requests.CommitNamedObjects(node=BROKER, objects=tuple(named)))
-    names = tuple(requests.NamedObjectToDelete(name=one.name) for one in named)
+    names = tuple(requests.NamedObjectToDelete(name=object_.name) for object_ in named)
     await world.write(requests.DeleteNamedObjects(node=BROKER, objects=names))
     return ids
 
@@ -100,7 +100,7 @@ async def is_seen_ahead(world: World, deletion: Deletion, count: int = 1) -> Non
 
 async def stays(world: World, ids: Sequence[int], spans_ms: int = 4 * LOOK_MS) -> None:
     """Let time pass in which objects are looked at several times: they must stay."""
-    before = {key_of(one): world.store.objects()[key_of(one)] for one in ids}
+    before = {key_of(object_id): world.store.objects()[key_of(object_id)] for object_id in ids}
     for _ in range(40):
         world.clock.advance(spans_ms // 40)
         await asyncio.sleep(0.005)
@@ -186,7 +186,7 @@ async def test_composites_and_long_indexes_are_looked_at_as_well(world: World) -
     (stream,) = await world.open_streams(1)
     link = LinkedObject(7, 0, (IndexEntry(stream, 0, 10, 1, 0, 53),))
     (composite,) = await expired(world, encode_composite([link]))
-    (large,) = await expired(world, stream_data(*((stream, one, one + 1) for one in range(400))))
+    (large,) = await expired(world, stream_data(*((stream, n, n + 1) for n in range(400))))
     async with deleting(world) as deletion:
         await is_seen_ahead(world, deletion, 2)
         await stays(world, [composite, large])
@@ -308,7 +308,7 @@ async def test_committed_objects_are_deleted_unseen_while_looks_at_others_hang(
     monkeypatch.setattr(world.store, "head", wait)
     async with deleting(world):
         await world.removal(committed)
-        assert not {key_of(one) for one in committed}.intersection(looked)
+        assert not {key_of(object_id) for object_id in committed}.intersection(looked)
         assert len(looked) <= READERS
         go_on.set()
         await world.removal(unused, tick_ms=20)
@@ -319,7 +319,7 @@ async def test_committed_objects_are_deleted_unseen_while_looks_at_others_hang(
 async def test_unused_ids_cost_one_request_each_and_hold_up_nothing(world: World) -> None:
     unused = await expired(world, *[None] * 10_000)
     committed = await once_committed(world, 100)
-    heads, reads = (world.store.metrics().of(one).calls for one in ("head", "get_range"))
+    heads, reads = (world.store.metrics().of(call).calls for call in ("head", "get_range"))
     async with deleting(world):
         await world.removal(committed, tick_ms=50)
         await world.removal(unused, tick_ms=50)

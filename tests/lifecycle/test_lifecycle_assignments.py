@@ -42,7 +42,7 @@ def sessions(active: set[int], fenced: set[int], granted: frozenset[int] = froze
             made.heartbeat(node_id, 5, now_ms)
         made.tick(now_ms, known)
     made.tick(now_ms, [*known, *(SupervisedNode(node_id, 5) for node_id in granted)])
-    assert {one for one in active | fenced if made.state(one) is NodeState.FENCED} == fenced
+    assert {id_ for id_ in active | fenced if made.state(id_) is NodeState.FENCED} == fenced
     return made
 
 
@@ -164,8 +164,8 @@ def left(node_id: int, **changes: object) -> NodeDescription:
 )
 def test_others_leave_the_objects_of(spared: NodeDescription) -> None:
     heard = sessions({2, 3}, {1}, granted=frozenset({5}))
-    others = [one for one in (node(2), node(3)) if one.node_id != spared.node_id]
-    nodes = sorted([spared, *others], key=lambda one: one.node_id)
+    others = [identity for identity in (node(2), node(3)) if identity.node_id != spared.node_id]
+    nodes = sorted([spared, *others], key=lambda identity: identity.node_id)
     assert plan_compactions(nodes, heard, {spared.node_id: 3}) == {}
 
 
@@ -224,7 +224,7 @@ class Compacting(Cluster):
 
     async def told(self, *alive: NodeIdentity) -> dict[int, tuple[NodeIdentity, ...]]:
         """Return what each is told to compact, and check that the description says the same."""
-        answers = {one.node_id: (await self.beat(one)).compactions for one in alive}
+        answers = {identity.node_id: (await self.beat(identity)).compactions for identity in alive}
         for described in read_nodes(self.world.controller):
             target = self.heartbeats.compacted_by(described.node_id)
             told = [

@@ -364,7 +364,7 @@ def elected(history: History) -> Leader:
 
 def act(rng: random.Random, history: History, leaders: list[Leader]) -> None:
     """Let something happen to an honest history."""
-    active = [one for one in leaders if not one.is_stopped]
+    active = [leader for leader in leaders if not leader.is_stopped]
     what = rng.choices(("elect", "step", "issue", "crash", "late"), (2, 12, 6, 1, 2))[0]
     if what == "elect" or not active:
         leaders.append(elected(history))
@@ -415,9 +415,9 @@ def test_an_honest_history_is_never_refused(seed: int) -> None:
     history, leaders = lived(rng, 0)
     for _ in range(200):
         act(rng, history, leaders)
-        assert not any(one.refused for one in leaders), f"seed {seed}"
+        assert not any(leader.refused for leader in leaders), f"seed {seed}"
         assert max(history.claims, default=0) <= history.issued_below, f"seed {seed}"
-        assert all(one < history.issued_below for one in history.issued), f"seed {seed}"
+        assert all(object_id < history.issued_below for object_id in history.issued), f"seed {seed}"
     last = settled(history)
     assert last.bound == max(history.claims), f"seed {seed}: ids are issued that were not claimed"
 
@@ -528,7 +528,7 @@ async def test_the_newest_generation_is_its_owners_and_leaves_ids_undecided(
         bucket_marker.create_generation(world.bucket, generation(3, own))
         world.clock.advance(RECHECK_MS)
         await world.until(lambda: world.claims.is_undecided(10), "a look", INTERVAL_MS)
-        found = [one for one in range(30) if world.claims.is_undecided(one)]
+        found = [object_id for object_id in range(30) if world.claims.is_undecided(object_id)]
         assert found == [*range(10, 20)]
         assert "before this one may acknowledge" in world.claims.problem
         world.clock.advance(bucket_marker.FENCE_WAIT_MS)

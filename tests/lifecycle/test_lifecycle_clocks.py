@@ -213,7 +213,7 @@ async def test_a_fast_leader_does_not_end_a_hold(world: World) -> None:
     async with running(deletion.run()):
         world.clock.advance(DAY_MS - 10_000)
         await asyncio.sleep(0.05)
-        assert [key_for(one, NAMESPACE) in world.store.objects() for one in ids] == [True, True]
+        assert [key_for(id_, NAMESPACE) in world.store.objects() for id_ in ids] == [True, True]
         await world.removal(ids, tick_ms=1_000)
 
 
@@ -285,7 +285,7 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
                 world.clock.advance(100)
                 await asyncio.sleep(0.005)
             assert world.states(kept) == MARKED
-            assert {key_of(one) for one in kept} <= set(world.store.objects())
+            assert {key_of(object_id) for object_id in kept} <= set(world.store.objects())
             assert (deletion.describe().ahead, deletion.describe().refused) == (0, 0)
 
             await world.removal(kept, tick_ms=1_000)

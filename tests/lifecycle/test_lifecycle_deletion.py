@@ -171,7 +171,7 @@ async def test_a_key_that_fails_requests_is_found_out(world: World, failure: Sto
     bad = keys_of(ids)[42]
     world.store.fails_with = lambda keys: failure if bad in keys else None
     async with deleting(new_deletion(world)):
-        others = [one for one in ids if one != ids[42]]
+        others = [object_id for object_id in ids if object_id != ids[42]]
         await world.until(lambda: len(world.store.requests) > 0, "a request", tick_ms=200)
         later = await world.destroyed_objects(100)
         await world.removal([*others, *later], tick_ms=200)
@@ -389,7 +389,7 @@ def test_a_refused_key_waits_longer_each_time_and_is_stuck_in_the_end() -> None:
     for attempt in range(1, 2 * STUCK_AFTER + 8):
         newly_stuck = retries.refuse({7: f"no {attempt}"}, now_ms)
         assert bool(newly_stuck) == (attempt == STUCK_AFTER)
-        assert [one.object_id for one in retries.stuck()] == [7] * (attempt >= STUCK_AFTER)
+        assert [attempt.object_id for attempt in retries.stuck()] == [7] * (attempt >= STUCK_AFTER)
         start_ms = now_ms
         while not retries.take_due(now_ms, 10):
             now_ms += 100

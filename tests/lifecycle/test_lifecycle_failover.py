@@ -68,7 +68,7 @@ async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next(cluster: C
     await cluster.run_for(3_000, B)
 
     assert cluster.recovered_by() == {1001: 1002}
-    assert [one.node_id for one in (await cluster.beat(B)).recoveries] == [1001]
+    assert [recovery.node_id for recovery in (await cluster.beat(B)).recoveries] == [1001]
 
 
 async def test_a_target_that_falls_silent_is_replaced(cluster: Cluster) -> None:
@@ -105,7 +105,7 @@ async def test_node_0_gets_work_like_any_other(cluster: Cluster) -> None:
     zero = NodeIdentity(0, 1)
     await cluster.world.write(r.RegisterNode(node=zero))
     answer = await cluster.beat(zero)
-    assert [one.node_id for one in answer.recoveries] == [1001]
+    assert [recovery.node_id for recovery in answer.recoveries] == [1001]
     assert answer.compactions == (NodeIdentity(1001, 1),)
 
 

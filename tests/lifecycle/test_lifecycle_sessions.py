@@ -222,7 +222,7 @@ def test_the_session_that_is_granted_lies_between_the_shortest_and_the_controlle
     sessions = Sessions(TIMEOUT_MS)
     wanted = (0, 1, SHORTEST_MS, 5_000, TIMEOUT_MS + 1)
     granted = [SHORTEST_MS, SHORTEST_MS, 5_000, TIMEOUT_MS]
-    assert [sessions.granted_ms(one) for one in wanted] == [TIMEOUT_MS, *granted]
+    assert [sessions.granted_ms(node_id) for node_id in wanted] == [TIMEOUT_MS, *granted]
     assert Sessions(500).granted_ms(SHORTEST_MS) == 500
 
 

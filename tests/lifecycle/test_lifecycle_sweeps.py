@@ -37,7 +37,7 @@ class Writing:
 
     async def commit(self, *stream_ids: int, as_stream_object: bool = False) -> int:
         """Commit one object with ten offsets of each stream; return its id."""
-        rows = {one: (self.ends[one], self.ends[one] + 10) for one in stream_ids}
+        rows = {stream: (self.ends[stream], self.ends[stream] + 10) for stream in stream_ids}
         object_id, error = await self.world.commit(rows, as_stream_object=as_stream_object)
         assert error == 0
         for stream_id in stream_ids:
@@ -65,7 +65,7 @@ class Writing:
 
     def dead(self, ids: list[int]) -> list[int]:
         marked = values.ObjectState.MARK_DESTROYED
-        return [one for one in ids if self.world.states([one]) == {marked}]
+        return [object_id for object_id in ids if self.world.states([object_id]) == {marked}]
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ class Uploading:
 
     def begin(self, ids: Sequence[int], namespace: str = NAMESPACE) -> list[MultipartUpload]:
         """Begin an upload for each id, with a part of it."""
-        uploads = [self.world.store.start_multipart(key_for(one, namespace)) for one in ids]
+        uploads = [self.world.store.start_multipart(key_for(id_, namespace)) for id_ in ids]
         for upload in uploads:
             self.world.store.upload_part(upload, 1, b"part")
         return uploads

@@ -138,7 +138,7 @@ BAD_STREAMS = {
 
 def named(*groups: tuple[Any, dict[str, str]]) -> list[Any]:
     return [
-        pytest.param(model, [operation_of(one) for one in text.split(" | ")], id=name)
+        pytest.param(model, [operation_of(word) for word in text.split(" | ")], id=name)
         for model, histories in groups
         for name, text in histories.items()
     ]

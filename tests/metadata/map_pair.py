@@ -375,8 +375,8 @@ def _check_data(cluster_metadata: ClusterMetadata, model: Model) -> None:
             answer: Any = cluster_metadata.query(r.GetObjects(queries=(query,)))
             slices = answer.results[0].objects
             assert slices, f"offset {rest[0]} of stream {stream_id} is in no object"
-            for one, following in itertools.pairwise(slices):
-                assert one.end_offset == following.start_offset, f"slices of stream {stream_id}"
+            for slice_, following in itertools.pairwise(slices):
+                assert slice_.end_offset == following.start_offset, f"slices of stream {stream_id}"
             found.extend(range(max(rest[0], slices[0].start_offset), slices[-1].end_offset))
             at = slices[-1].end_offset
         assert found == offsets, f"stream {stream_id} holds {found}, uploaded was {offsets}"

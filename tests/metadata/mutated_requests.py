@@ -20,9 +20,9 @@ from streammeta.rpc.method_facts import BATCH_MAX
 from tests.metadata.random_commits import NODE_IDS
 from tests.metadata.slow_model_state import State
 
-_CLASSES = [one for one in vars(r).values() if isinstance(one, type)]
+_CLASSES = [kind for kind in vars(r).values() if isinstance(kind, type)]
 WRITES, READS = (
-    tuple(one for one in _CLASSES if issubclass(one, base) and one is not base)
+    tuple(class_ for class_ in _CLASSES if issubclass(class_, base) and class_ is not base)
     for base in (r.WriteRequest, r.ReadRequest)
 )
 KEY_FIELDS = frozenset(("object_id", "request_id", "node"))

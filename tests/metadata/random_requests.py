@@ -84,7 +84,7 @@ class RandomRequests(RandomCommits):
         return replace(request, kv_puts=puts, trims=trims)
 
     def _trims(self, state: State, node_id: int) -> tuple[r.StreamToTrim, ...]:
-        own = [i for i, one in state.streams.items() if one.node == node_id and one.opened]
+        own = [i for i, stream in state.streams.items() if stream.node == node_id and stream.opened]
         chosen = self._some(own, 2) if own and not self._chance(5) else [self._stream(state)]
         return tuple(
             r.StreamToTrim(
@@ -225,7 +225,7 @@ class RandomRequests(RandomCommits):
 
     def _adopt(self, state: State) -> Any:
         low, high = state.undecided or (0, state.next_object)
-        free = [one for one in range(low, high) if one not in state.objects]
+        free = [object_id for object_id in range(low, high) if object_id not in state.objects]
         source = free if free and not self._chance(8) else range(high + 2)
         ids = sorted(self._some(source, 3)) or [high]
         ends: dict[int, int] = {}
@@ -246,7 +246,7 @@ class RandomRequests(RandomCommits):
 
     def _rows_in_place_of(self, state: State, replaced: list[int]) -> list[Row]:
         """Return ranges with most of what objects hold, and sometimes what follows."""
-        held = [part for one in replaced for part in state.objects[one].held]
+        held = [part for object_id in replaced for part in state.objects[object_id].held]
         rows: dict[int, Row] = {}
         for stream_id, start, end in sorted(held):
             if self._chance(15) or stream_id not in state.streams:

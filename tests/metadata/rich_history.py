@@ -130,7 +130,7 @@ def _last_requests(pair: Pair) -> Iterator[Any]:
     yield r.RegisterNode(node=node, process_id="last", tags=(("rack", "b"),))
     yield r.CreateStreams(request_id="lost", node=node, streams=(r.NewStream(), r.NewStream()))
     both = (first, first + 1)
-    yield r.OpenStreams(node=node, streams=tuple(r.StreamToOpen(one, 1) for one in both))
+    yield r.OpenStreams(node=node, streams=tuple(r.StreamToOpen(stream, 1) for stream in both))
     closed = tuple(r.StreamToClose(stream_id, 1, end_offset=5) for stream_id in both)
     yield r.CloseStreams(node=node, streams=closed)
     yield r.AbandonUploads(node_id=node.node_id, stream_ids=(first,), close_streams_of_epoch=1)

@@ -63,8 +63,8 @@ def adopt(state: State, request: r.AdoptObjects, now: int) -> a.AdoptObjectsAnsw
     if fresh and not any(item.error for item in items):
         _require_touched(state, request.replaced.tolist(), held, free)
         _take(state, fresh, ends, now)
-        gone = [one for one in request.replaced.tolist() if _is_committed(state, one)]
-        gone += [one for one, item in state.objects.items() if item.composite in gone]
+        gone = [id_ for id_ in request.replaced.tolist() if _is_committed(state, id_)]
+        gone += [object_id for object_id, item in state.objects.items() if item.composite in gone]
         state.destroy(gone, now)
         for stream_id, offsets in free.items():
             state.streams[stream_id].lost |= offsets
@@ -214,7 +214,7 @@ def epoch_owed(state: State, node_id: int, stream_id: int) -> int:
     span, stream = state.owed(node_id, stream_id), state.streams[stream_id]
     if span is None:
         return -1
-    ranges = [(one.node, one.start, one.end, one.epoch) for one in stream.past]
+    ranges = [(part.node, part.start, part.end, part.epoch) for part in stream.past]
     if stream.index >= 0:
         ranges.append((stream.node, stream.range_start, stream.end, stream.epoch))
     found = [

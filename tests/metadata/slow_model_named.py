@@ -23,11 +23,11 @@ def names_of(state: State) -> dict[str, dict[str, Any]]:
 def commit(state: State, request: r.CommitNamedObjects, now: int, offset: int) -> ErrorsAnswer:
     if state.feature_level < 3:
         raise FeatureLevelError(3, "named objects")
-    errors = tuple(state.check(request.node) or _verdict(state, one) for one in request.objects)
-    fresh = [one for one in request.objects if state.is_prepared(one.object_id)]
+    errors = tuple(state.check(request.node) or _verdict(state, item) for item in request.objects)
+    fresh = [object_ for object_ in request.objects if state.is_prepared(object_.object_id)]
     if not any(errors):
-        for one in fresh:
-            _commit(state, one, now, offset)
+        for name in fresh:
+            _commit(state, name, now, offset)
     return ErrorsAnswer(errors=errors)
 
 
@@ -80,14 +80,14 @@ def delete(state: State, request: r.DeleteNamedObjects, now: int) -> a.DeleteNam
     has_owner = request.owner_key is not None or request.owner_stream_id >= 0
     asked = request.objects or tuple(r.NamedObjectToDelete(name=name) for name in owned)
     errors, deleted = [], 0
-    for one in asked:
+    for item in asked:
         error = ErrorCode.NONE
-        if one.name not in owned:
+        if item.name not in owned:
             error = ErrorCode.OBJECT_NOT_EXIST
-        elif one.object_id not in (None, owned[one.name]["id"]):
+        elif item.object_id not in (None, owned[item.name]["id"]):
             error = ErrorCode.KEY_EXIST
         else:
-            _destroy(state, one.name, owned[one.name], now)
+            _destroy(state, item.name, owned[item.name], now)
             deleted += 1
         errors.append(error)
 

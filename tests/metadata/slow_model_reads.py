@@ -67,7 +67,7 @@ def describe_streams(state: State, request: r.DescribeStreams) -> a.DescribeStre
     else:
         ids = [stream_id for stream_id in state.streams if wanted(stream_id)]
         streams, token = _page(ids, request.page, lambda i: describe_stream(state, request, i))
-    streams, token = _cut(streams, token, _stream_bytes, lambda one: one.stream_id)
+    streams, token = _cut(streams, token, _stream_bytes, lambda stream: stream.stream_id)
     return a.DescribeStreamsAnswer(streams=streams, next_page_token=token, total=len(state.streams))
 
 
@@ -186,8 +186,8 @@ def describe_objects(state: State, request: r.DescribeObjects) -> a.DescribeObje
     objects, token = _cut(
         objects,
         token,
-        lambda one: 8_192 + 26 * len(one.ranges.stream_id),
-        lambda one: one.object_id,
+        lambda object_: 8_192 + 26 * len(object_.ranges.stream_id),
+        lambda object_: object_.object_id,
     )
     return a.DescribeObjectsAnswer(objects=objects, next_page_token=token, total=len(state.objects))
 

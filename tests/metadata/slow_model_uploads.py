@@ -425,7 +425,7 @@ def with_effects(state: State, request: Any, offset: int, commit: Callable[[Stat
     results = tuple(_put_result(state, item, offset) for item in request.kv_puts)
     node_id = request.node.node_id
     errors = tuple(streams.trim_one(trial, node_id, item) for item in request.trims)
-    error = next((e for e in (*(one.error for one in results), *errors) if e), ErrorCode.NONE)
+    error = next((e for e in (*(result.error for result in results), *errors) if e), ErrorCode.NONE)
     if error:
         return replace(_refused(request, error), kv_results=results, trim_errors=errors)
     commit(state)

@@ -62,7 +62,7 @@ def test_an_effect_that_is_refused_refuses_the_commit_under_any_policy(
     answer = world.commit(0, (0, 0, 10), on_conflict=on_conflict, **changes)
     assert answer.error is error
     assert answer.range_errors.tolist() == [int(error)]
-    assert error in {*(one.error for one in answer.kv_results), *answer.trim_errors}
+    assert error in {*(result.error for result in answer.kv_results), *answer.trim_errors}
     assert world.map.state_hash() == before
     assert world.state(0) is v.ObjectState.PREPARED
 

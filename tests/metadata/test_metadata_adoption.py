@@ -67,7 +67,7 @@ def test_objects_continue_streams_whatever_the_order_of_their_ids() -> None:
     assert errors(answer) == [NONE, NONE]
     assert (described(world, 0).end_offset, described(world, 1).end_offset) == (12, 9)
     found: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(0, 0, -1),)))
-    assert [one.object_id for one in found.results[0].objects] == [0, 70, 60]
+    assert [object_.object_id for object_ in found.results[0].objects] == [0, 70, 60]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_objects_belong_to_the_owner_of_their_first_stream() -> None:
     world = restored_world()
     world.write(adopt((60, (0, 5, 8))))
     listed: Any = world.map.query(ListStreamSetObjects(node_id=NODE.node_id))
-    assert [one.object_id for one in listed.objects] == [0, 60]
+    assert [object_.object_id for object_ in listed.objects] == [0, 60]
 
 
 def test_adoption_is_undone_and_replayed_like_all_else() -> None:
@@ -260,8 +260,8 @@ def test_adoption_is_undone_and_replayed_like_all_else() -> None:
 
 
 def test_every_mutation_waits_for_the_end_of_recovery_or_is_known_not_to() -> None:
-    known = [one for one in vars(r).values() if isinstance(one, type)]
-    kinds = {one for one in known if issubclass(one, r.WriteRequest)} - {r.WriteRequest}
+    known = [kind for kind in vars(r).values() if isinstance(kind, type)]
+    kinds = {kind for kind in known if issubclass(kind, r.WriteRequest)} - {r.WriteRequest}
     assert set(WAITING) == kinds - ALLOWED
     world = restored_world()
     with pytest.raises(RecoveringError):
@@ -307,9 +307,9 @@ def test_ids_are_put_in_anywhere_in_the_directory(seed: int) -> None:
         rows |= dict(zip(part.tolist(), numbers.tolist(), strict=True))
         if rng.random() < 0.4:
             directory.remove(part)
-            rows = {one: row for one, row in rows.items() if one not in part}
+            rows = {object_id: row for object_id, row in rows.items() if object_id not in part}
         every = np.arange(131)
-        wanted = [rows.get(one, -1) for one in range(131)]
+        wanted = [rows.get(object_id, -1) for object_id in range(131)]
         assert directory.rows(every).tolist() == wanted, f"seed {seed}"
-        listed = [one for ids, _ in directory.from_id(0) for one in ids.tolist()]
+        listed = [object_id for ids, _ in directory.from_id(0) for object_id in ids.tolist()]
         assert listed == sorted(rows), f"seed {seed}"

@@ -148,8 +148,8 @@ def test_a_field_that_a_newer_version_added_is_refused_wherever_it_is(record: re
         yield within
         for field, value in within.ListFields():
             if field.message_type is not None:
-                for each in value if field.is_repeated else (value,):
-                    yield from messages(each)
+                for item in value if field.is_repeated else (value,):
+                    yield from messages(item)
 
     for place in range(len(list(messages(RecordSet.FromString(payload))))):
         record_set = RecordSet.FromString(payload)

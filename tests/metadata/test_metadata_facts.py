@@ -42,7 +42,7 @@ def fact_columns(*rows: tuple[int, int, int]) -> dict[str, Any]:
 
 def known(world: small_world.World, *object_ids: int) -> list[tuple[int, int, int]]:
     answer: Any = world.map.query(r.DescribeObjects(object_ids=object_ids))
-    return [tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.objects]
+    return [tuple(getattr(item, name) for name in rec.FACT_COLUMNS) for item in answer.objects]
 
 
 def made(world: small_world.World, request: Any) -> None:
@@ -116,7 +116,11 @@ def test_records_name_their_facts_behind_all_older_fields() -> None:
     for name, least in (("stream_set_objects_committed", 10), ("stream_objects_committed", 8)):
         message = RecordSet().records.add()
         by_name = getattr(message, name).DESCRIPTOR.fields_by_name
-        assert [by_name[each].number for each in rec.FACT_COLUMNS] == [least, least + 1, least + 2]
+        assert [by_name[fact_column].number for fact_column in rec.FACT_COLUMNS] == [
+            least,
+            least + 1,
+            least + 2,
+        ]
 
 
 @pytest.mark.parametrize("name", rec.FACT_COLUMNS)

@@ -115,8 +115,8 @@ def test_no_two_columns_of_a_loaded_map_share_memory() -> None:
         parts = (loaded._streams, loaded._streams._past, loaded._objects, loaded._objects._ranges)
         columns = [array for part in parts for array in part._table._arrays.values()]
         assert len(columns) > 20
-        for one, other in itertools.combinations(columns, 2):
-            assert not np.shares_memory(one, other)
+        for column, other in itertools.combinations(columns, 2):
+            assert not np.shares_memory(column, other)
         assert loaded.state_hash() == pair.map.state_hash()
 
 
@@ -180,7 +180,7 @@ def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
     cluster_metadata: Any = _random_pair(Random(seed)).map
     ranges = cluster_metadata._objects._ranges
     counts = cluster_metadata.ranges_of_streams().tolist()
-    listed = [len(ranges.rows_of_stream(each)) for each in range(len(cluster_metadata._streams))]
+    listed = [len(ranges.rows_of_stream(id_)) for id_ in range(len(cluster_metadata._streams))]
     covered = min(len(counts), len(listed))
     assert sum(listed) > 0, "the history commits"
     assert counts[:covered] == listed[:covered]
@@ -193,7 +193,7 @@ def test_sizes_by_owner_are_those_of_all_committed_objects(seed: int, at_once: i
     cluster_metadata: Any = _random_pair(Random(seed)).map
     objects = cluster_metadata._objects
     pieces = list(cluster_metadata.owned_sizes(at_once))
-    streams, nodes, sizes = (np.concatenate(each) for each in zip(*pieces, strict=True))
+    streams, nodes, sizes = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     assert sizes.sum() == cluster_metadata.size().committed_bytes > 0
     assert len(nodes) == cluster_metadata.size().committed_objects
     assert np.count_nonzero(nodes >= 0) == cluster_metadata.size().stream_set_objects
@@ -206,7 +206,7 @@ def test_sizes_by_owner_are_those_of_all_committed_objects(seed: int, at_once: i
         for stream_id in range(len(cluster_metadata._streams))
     }
     assert any(held.values()), "some streams have objects of their own"
-    found = {each: sizes[streams == each].tolist() for each in held}
-    assert {each: sorted(found[each]) for each in held} == {
-        each: sorted(held[each]) for each in held
+    found = {stream_id: sizes[streams == stream_id].tolist() for stream_id in held}
+    assert {stream_id: sorted(found[stream_id]) for stream_id in held} == {
+        stream_id: sorted(held[stream_id]) for stream_id in held
     }

@@ -118,7 +118,7 @@ async def test_what_is_above_a_lowered_limit_may_still_be_taken_away(small: Smal
 def counted(cluster_metadata: ClusterMetadata) -> dict[str, int]:
     """Count what is limited by looking at all of it."""
     streams: Any = cluster_metadata.query(r.DescribeStreams(page=PageRequest(10_000)))
-    pairs = [pair for one in streams.streams for tag in one.tags for pair in tag]
+    pairs = [pair for stream in streams.streams for tag in stream.tags for pair in tag]
     values = list(cluster_metadata.freeze().sections()["kvs"].values())
     rows = list(zip(*values[:3], strict=True))
     size = cluster_metadata.size()

@@ -41,7 +41,7 @@ def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> 
         request = ListStreamSetObjects(node_id=NODE.node_id, page=v.PageRequest(2, token))
         page: Any = world.map.query(request)
         assert (page.error, page.total) == (ErrorCode.NONE, 5)
-        pages.append([one.object_id for one in page.objects])
+        pages.append([object_.object_id for object_ in page.objects])
         token = page.next_page_token
     assert pages == [[3, 700], [703, 5_000], [9_999]]
     assert sum(asked) < 4_000, "as many ids as are in the spans of the node, for each page"
@@ -76,7 +76,7 @@ def test_a_node_that_departs_is_supervised_no_longer() -> None:
     world.write(r.SuperviseNode(node=NODE))
     world.write(r.UnregisterNode(node=NODE))
     described: Any = world.map.query(r.GetNodes(node_ids=(0,)))
-    assert [(one.departed, one.supervised) for one in described.nodes] == [(True, False)]
+    assert [(node.departed, node.supervised) for node in described.nodes] == [(True, False)]
 
 
 def _pages(ask: Any, request: Any, items: str, size: int = 3) -> list[list[Any]]:
@@ -346,7 +346,7 @@ def test_a_node_that_is_gone_is_fenced_and_its_streams_are_closed() -> None:
     assert world.write(r.CreateStreams(request_id="x", node=NODE, streams=(r.NewStream(),))).error
     taken = tuple(r.StreamToOpen(stream_id, 2) for stream_id in range(2))
     answer = world.write(r.OpenStreams(node=OTHER, streams=taken))
-    assert {one.error for one in answer.streams} == {ErrorCode.NONE}
+    assert {stream.error for stream in answer.streams} == {ErrorCode.NONE}
     again = world.write(r.ReleaseStreams(node=NODE))
     assert (again.error, again.closed_streams) == (ErrorCode.NONE, 0)
 
@@ -371,5 +371,5 @@ def test_abandoning_uploads_closes_streams_only_if_asked() -> None:
     kept = world.write(r.AbandonUploads(node_id=NODE.node_id, stream_ids=(1,)))
     assert (kept.abandoned, kept.closed_streams) == ((), 0)
     done = world.write(r.AbandonUploads(node_id=NODE.node_id, close_streams_of_epoch=1))
-    assert [one.stream_id for one in done.abandoned] == [0]
+    assert [stream.stream_id for stream in done.abandoned] == [0]
     assert (done.error, done.closed_streams, done.open_streams) == (ErrorCode.NONE, 1, 0)

@@ -63,7 +63,7 @@ def test_many_queries_are_answered_as_each_is(seed: int) -> None:
     request = r.GetObjects(queries=queries(rng, 300))
     one_by_one, together = world.map.query(request), world.map.query(in_columns(request))
     assert plain(together) == plain(one_by_one)
-    errors = {each.error for each in together.results}  # type: ignore[attr-defined]
+    errors = {result.error for result in together.results}  # type: ignore[attr-defined]
     assert len(errors) == 3, "all outcomes are met"
 
 

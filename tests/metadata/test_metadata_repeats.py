@@ -194,12 +194,12 @@ def test_repeats_are_known_after_compaction_removal_and_restart(
 def test_uploads_in_columns_are_the_same_commits_as_one_by_one() -> None:
     many = batch((0, (0, 0, 5), (1, 0, 5)), (1, (0, 5, 6)))
     ones = [upload(0, (0, 0, 5), (1, 0, 5)), upload(1, (0, 5, 6))]
-    assert digests_of_uploads(many).tolist() == [digest_of_commit(one) for one in ones]
+    assert digests_of_uploads(many).tolist() == [digest_of_commit(original) for original in ones]
     world = World()
     world.write(many)
     assert_made_before(world, many)
-    for one in ones:
-        assert_made_before(world, one)
+    for original in ones:
+        assert_made_before(world, original)
     assert_refused(world, batch((0, (0, 0, 5), (1, 0, 4)), (1, (0, 5, 7))))
     mixed_up = world.write(batch((0, (0, 0, 5), (1, 0, 5)), (1, (0, 5, 7)), (2, (0, 6, 8))))
     assert mixed_up.errors.tolist() == [0, MISMATCH, 0]
@@ -221,7 +221,7 @@ def test_a_compaction_that_names_object_0_too_is_another_one() -> None:
     assert world.write(first).error is ErrorCode.NONE
     assert_refused(world, replace(first, compacted_object_ids=column([0, 3])))
     merges = [merge(source_object_ids=column(ids)) for ids in ((1, 3), (0, 1, 3), (0, 0, 1, 3))]
-    assert len({digest_of_merge(one) for one in merges}) == 3
+    assert len({digest_of_merge(commit) for commit in merges}) == 3
 
 
 def test_digests_are_what_they_were_in_the_first_version() -> None:
@@ -240,7 +240,7 @@ def test_a_request_id_of_created_streams_is_not_used_for_other_tags() -> None:
     world = World()
 
     def create(request_id: str, *tags: tuple[tuple[str, str], ...]) -> r.CreateStreams:
-        new = tuple(r.NewStream(each) for each in tags)
+        new = tuple(r.NewStream(tag) for tag in tags)
         return r.CreateStreams(request_id=request_id, node=NODE, streams=new)
 
     first = world.write(create("t", (("b", "1"), ("a", "2")), ()))

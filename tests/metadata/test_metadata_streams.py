@@ -182,7 +182,7 @@ def test_an_owner_begins_another_range_of_an_open_stream() -> None:
     assert (opened.error, opened.next_offset) == (ErrorCode.NONE, 5)
     assert ranges_of(world) == [(1, 0, 5), (2, 5, 5)]
     listed = world.write(r.GetOpeningStreams(node=NODE))
-    assert [(one.stream_id, one.epoch) for one in listed.streams] == [(0, 2)]
+    assert [(stream.stream_id, stream.epoch) for stream in listed.streams] == [(0, 2)]
     world.commit(2, (0, 5, 8))
     assert ranges_of(world) == [(1, 0, 5), (2, 5, 8)]
 

@@ -180,7 +180,7 @@ def test_a_window_forgets_the_oldest_and_its_views_nothing(seed: int) -> None:
 
 def test_due_objects_are_named_earliest_first_and_only_while_they_are_due() -> None:
     times = {number: 10_000 - 700 * number for number in range(10)}
-    due = ExpiryIndex(lambda ids: np.array([times.get(each, -1) for each in ids.tolist()]))
+    due = ExpiryIndex(lambda ids: np.array([times.get(id_, -1) for id_ in ids.tolist()]))
     for number, time_ms in times.items():
         due.add(time_ms, number, 1)
     due.add_ids(times[3], np.array([3, 77], dtype=np.int64))
@@ -236,7 +236,7 @@ class _Twin:
     def truncate(self, next_id: int) -> None:
         self.directory.truncate(next_id)
         for ids in (self.known, self.hidden):
-            for object_id in [each for each in ids if each >= next_id]:
+            for object_id in [prepared for prepared in ids if prepared >= next_id]:
                 del ids[object_id]
 
     def check(self, where: str) -> None:
@@ -260,8 +260,8 @@ def test_a_directory_finds_what_a_dictionary_finds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     twin = _Twin()
     for step in range(120):
-        some = [each for each in twin.known if rng.random() < 0.4]
-        hidden = [each for each in twin.hidden if rng.random() < 0.5]
+        some = [entry for entry in twin.known if rng.random() < 0.4]
+        hidden = [entry for entry in twin.hidden if rng.random() < 0.5]
         act = int(rng.integers(6))
         if act <= 1:
             twin.append(int(rng.integers(1, 40)), int(rng.integers(1_000)))
@@ -336,4 +336,4 @@ def test_a_range_is_counted_as_a_scan_would(seed: int, monkeypatch: pytest.Monke
             plain.add(key)
             keys.add(key)
         low, high = ((rng.choice("abc"), f"{rng.randrange(61):02}") for _ in range(2))
-        assert keys.count(low, high) == sum(low <= each < high for each in plain)
+        assert keys.count(low, high) == sum(low <= key < high for key in plain)

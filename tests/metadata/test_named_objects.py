@@ -52,7 +52,7 @@ def described(world: World, **asked: Any) -> list[Any]:
 
 
 def names(world: World, **asked: Any) -> list[str]:
-    return [one.name for one in described(world, **asked)]
+    return [object_.name for object_ in described(world, **asked)]
 
 
 def test_named_objects_are_committed_together_and_found_by_name_and_prefix() -> None:
@@ -320,6 +320,6 @@ def test_pages_end_where_they_are_asked_to() -> None:
     for _ in range(3):
         page = v.PageRequest(2, token)
         answer: Any = world.map.query(r.DescribeNamedObjects(prefix="n", page=page))
-        found += [one.name for one in answer.objects]
+        found += [object_.name for object_ in answer.objects]
         token = answer.next_page_token
     assert (found, token) == ([item.name for item in items], "")

@@ -80,7 +80,7 @@ def test_rows_of_other_streams_are_cut_and_columns_stay_parallel(
     if stream_ids(record) is None:
         assert got in ((), (record,))
         return
-    named = [each for part in got for each in stream_ids(part) or ()]
+    named = [stream_id for part in got for stream_id in stream_ids(part) or ()]
     assert named == sorted(wanted & {0, 1, 2})
     if got:
         assert [*map(type, decode_records(encode_records(got)))] == [cls] * len(got)
@@ -90,7 +90,7 @@ def test_rows_of_other_streams_are_cut_and_columns_stay_parallel(
 
 def assert_rows_are_those_of(part: Any, whole: Any) -> None:
     """Each cut column holds the values the whole record has for the same streams."""
-    rows = [(stream_ids(whole) or []).index(each) for each in stream_ids(part) or ()]
+    rows = [(stream_ids(whole) or []).index(stream_id) for stream_id in stream_ids(part) or ()]
     for field in fields(whole):
         before, after = getattr(whole, field.name), getattr(part, field.name)
         if field.name == "ranges":
@@ -160,7 +160,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
 def test_created_streams_stay_apart_where_others_lay_between_and_keep_their_tags() -> None:
     record = sample(rec.StreamsCreated)
     got = chosen(record, stream_ids=frozenset({0, 2}))
-    assert [(each.first_stream_id, each.count, each.tags) for each in got] == [  # type: ignore[union-attr]
+    assert [(record.first_stream_id, record.count, record.tags) for record in got] == [  # type: ignore[union-attr]
         (0, 1, ((("a", "0"),),)),
         (2, 1, ((("a", "2"),),)),
     ]
@@ -190,7 +190,7 @@ def test_order_is_kept_and_nothing_is_none() -> None:
     assert select(records, Selection()) == tuple(records)
     of_objects = select(records, Selection(kinds=frozenset({Kind.OBJECT})))
     assert of_objects is not None
-    places = [records.index(each) for each in of_objects]
+    places = [records.index(record) for record in of_objects]
     assert places == sorted(places)
     assert select([sample(rec.CommitRowsRejected)], Selection(kinds=frozenset({Kind.KV}))) is None
 

@@ -105,8 +105,8 @@ def _section_variants(section: Section) -> Iterator[tuple[str, Section]]:
         for what, changed in _column_variants(values):
             yield f"{name}: {what}", {**section, name: changed}
     for left, right in itertools.pairwise(names):
-        for what, one, two in _neighbour_variants(section[left], section[right]):
-            yield f"{left}, {right}: {what}", {**section, left: one, right: two}
+        for what, before, two in _neighbour_variants(section[left], section[right]):
+            yield f"{left}, {right}: {what}", {**section, left: before, right: two}
     rows = len(section[names[0]])
     for row in range(rows):
         kept = [other for other in range(rows) if other != row]
@@ -181,9 +181,9 @@ def _variants(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _field_variants(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    for one in dataclasses.fields(value):
-        for what, changed in _variants(getattr(value, one.name), f"{where}.{one.name}"):
-            yield what, dataclasses.replace(value, **{one.name: changed})
+    for field in dataclasses.fields(value):
+        for what, changed in _variants(getattr(value, field.name), f"{where}.{field.name}"):
+            yield what, dataclasses.replace(value, **{field.name: changed})
 
 
 def _member_variants(value: enum.Enum, where: str) -> Iterator[tuple[str, Any]]:
@@ -256,7 +256,7 @@ def _names_held(value: Any, name: str) -> set[str]:
     """Return what a part is called, or each of its fields if it has some."""
     if not dataclasses.is_dataclass(value):
         return {name}
-    return {f"{name}.{one.name}" for one in dataclasses.fields(value)}
+    return {f"{name}.{field.name}" for field in dataclasses.fields(value)}
 
 
 def _is_part(what: str, name: str) -> bool:
@@ -265,7 +265,7 @@ def _is_part(what: str, name: str) -> bool:
 
 def test_whatever_the_map_hands_over_is_in_the_digest() -> None:
     """The sections themselves leave nothing out; unused rows of tables, which exist, may differ."""
-    names = [one.name for one in dataclasses.fields(FrozenParts)]
+    names = [field.name for field in dataclasses.fields(FrozenParts)]
     held: set[str] = set()
     is_seen: dict[str, bool] = {}
     for parts in (view._parts for view in _some_views()):

@@ -137,7 +137,7 @@ async def browsing(profile: Path) -> AsyncIterator[Tab]:
         draining = asyncio.create_task(process.stderr.read())
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://{found[1].decode()}/json/list") as listed:
-                pages = [each for each in await listed.json() if each["type"] == "page"]
+                pages = [page for page in await listed.json() if page["type"] == "page"]
             async with session.ws_connect(
                 pages[0]["webSocketDebuggerUrl"], max_msg_size=0
             ) as socket:

@@ -60,8 +60,8 @@ def _name(metric: Metric) -> str:
 
 
 if __name__ == "__main__":
-    for each in TABLES:
-        begin, end = _marks(each)
+    for table_ in TABLES:
+        begin, end = _marks(table_)
         before, _, rest = PAGE.read_text().partition(begin)
         assert rest, f"{PAGE.name} has no line {begin!r}"
-        PAGE.write_text(before + begin + table(each) + end + rest.partition(end)[2])
+        PAGE.write_text(before + begin + table(table_) + end + rest.partition(end)[2])

@@ -100,8 +100,8 @@ async def _main(root: Path) -> None:
     with ExitStack() as stack:
         stack.callback(cluster.stop_all)
         cluster.start_all()
-        for each in http:
-            wait_until(lambda: get(each, "/readyz")[0] == 200, "it is ready")  # noqa: B023
+        for node_id in http:
+            wait_until(lambda: get(node_id, "/readyz")[0] == 200, "it is ready")  # noqa: B023
         leader_id = json.loads(get(http[0], "/api/status.json")[1])["quorum"]["leader_id"]
         await _append(cluster)
         _tell_runs(cluster)

@@ -28,7 +28,7 @@ class Planes:
 
     def __str__(self) -> str:
         return "-".join(
-            "tls" if each else "plain" for each in (self.clients, self.peers, self.http)
+            "tls" if is_tls else "plain" for is_tls in (self.clients, self.peers, self.http)
         )
 
     def options(self, files: TlsFiles, http_endpoint: str) -> Sequence[str]:

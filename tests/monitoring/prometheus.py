@@ -69,7 +69,7 @@ class Prometheus:
 
 
 def _names(series: Sequence[dict[str, Any]]) -> set[str]:
-    return {one["metric"]["alertname"] for one in series}
+    return {series["metric"]["alertname"] for series in series}
 
 
 @contextlib.contextmanager

@@ -44,8 +44,8 @@ END = datetime(2027, 1, 1, tzinfo=UTC)
 
 def times(*took_s: float) -> Times:
     made = Times()
-    for each in took_s:
-        made.add(each)
+    for seconds in took_s:
+        made.add(seconds)
     return made
 
 

@@ -352,7 +352,9 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
     ),
     "a client uploads nothing": (
         WELL
-        | of_broker(**{f'{UPLOADS}{{result="{each}"}}': "5x100" for each in ("stored", "failed")}),
+        | of_broker(
+            **{f'{UPLOADS}{{result="{result}"}}': "5x100" for result in ("stored", "failed")}
+        ),
         [],
     ),
     "a client's writes are held": (
@@ -417,13 +419,13 @@ def unit_test(name: str) -> Mapping[str, Any]:
     return {
         "name": name,
         "interval": "1m",
-        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {
                 "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
                 "eval_time": f"{MINUTES}m",
                 "exp_samples": [
-                    {"labels": f'{{alertname="{each}"}}', "value": 1} for each in expected
+                    {"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in expected
                 ],
             }
         ],
@@ -445,19 +447,19 @@ def test_alerts_fire_when_they_are_to_and_only_then(tmp_path: Path) -> None:
 
 
 def test_every_alert_has_a_case() -> None:
-    assert {each["alert"] for each in ALERTS} == {
+    assert {alert["alert"] for alert in ALERTS} == {
         name for _, expected in CASES.values() for name in expected
     }
 
 
 def test_rules_speak_of_metrics_that_exist() -> None:
     known = set(VERIFY_METRICS).union(*(series_names(of) for of in TABLES))
-    for each in ALERTS:
-        used = set(re.findall(r"\b(?:streammeta|process)_\w+", each["expr"]))
+    for alert in ALERTS:
+        used = set(re.findall(r"\b(?:streammeta|process)_\w+", alert["expr"]))
         assert used
-        assert used <= known, each["alert"]
-        assert set(each["annotations"]) == {"summary", "description", "runbook_url"}
-        assert each["labels"]["severity"] in ("warning", "critical")
+        assert used <= known, alert["alert"]
+        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+        assert alert["labels"]["severity"] in ("warning", "critical")
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
@@ -469,8 +471,8 @@ def test_the_runbook_of_an_alert_is_a_section_of_a_page(alert: Mapping[str, Any]
 
 
 def test_the_limit_of_a_late_backup_is_that_of_the_log() -> None:
-    (rule,) = [each for each in ALERTS if each["alert"] == "StreammetaBackupLate"]
-    defaults: dict[str, Any] = {each.name: each.default for each in fields(ControllerConfig)}
+    (rule,) = [alert for alert in ALERTS if alert["alert"] == "StreammetaBackupLate"]
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(ControllerConfig)}
     limit_s = LATE_INTERVALS * defaults["backup_interval_ms"] // 1000
     assert rule["expr"] == f"streammeta_backup_lag_seconds > {limit_s}"
 

@@ -31,8 +31,8 @@ def test_buckets_and_counters_are_within_a_rate() -> None:
 
 
 def test_panels_have_units_and_places_of_their_own() -> None:
-    panels = [each for each in dashboard()["panels"] if each["type"] != "row"]
-    assert all(each["fieldConfig"]["defaults"]["unit"] for each in panels)
-    places = [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in panels]
+    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len(panels)
-    assert len({each["id"] for each in dashboard()["panels"]}) == len(dashboard()["panels"])
+    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])

@@ -164,7 +164,7 @@ def test_what_is_not_known_has_no_value() -> None:
         "audit_",
         "backup_",
     ):
-        assert not [each for each in seen if each.startswith(name)]
+        assert not [metric for metric in seen if metric.startswith(name)]
 
 
 def test_every_part_in_the_quorum_is_a_state() -> None:

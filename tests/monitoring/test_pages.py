@@ -155,7 +155,7 @@ async def test_the_last_hour_is_drawn_and_in_a_table_and_goes_on_with_another_le
 ) -> None:
     """The page of a controller that led for a part of the hour has the commits of that part."""
     former = leader_of(written)
-    later = next(each for each in written.cluster.node_ids if each != former)
+    later = next(node_id for node_id in written.cluster.node_ids if node_id != former)
     rows = (
         "[...document.querySelectorAll('caption')]"
         ".find(each => each.innerText.startsWith('Commits of the last hour'))"
@@ -210,7 +210,7 @@ async def test_two_thousand_brokers_are_shown_page_by_page(written: Planed, tmp_
             )
             shown.update(await tab.value(cells))
             path = await tab.value("document.querySelector('a[rel=next]')?.getAttribute('href')")
-    assert shown >= {str(each) for each in brokers}
+    assert shown >= {str(broker) for broker in brokers}
     assert tab.errors == []
 
 
@@ -237,7 +237,7 @@ async def test_an_open_page_shows_the_loss_of_the_leader_and_of_the_majority(
             silent = f"Controller {leader} does not answer"
             await tab.until(f"{alarms}.includes('{silent}')", "the dead one is named")
             leads = "document.getElementById('cards').innerText.includes('controller %d')"
-            await tab.until(" || ".join(leads % each for each in left), "another leads")
+            await tab.until(" || ".join(leads % node_id for node_id in left), "another leads")
             planed.cluster.children[left[1]].kill()
             await tab.until(f"{alarms}.includes('No leader answers')", "the loss is told")
             planed.cluster.children[left[0]].kill()

@@ -30,7 +30,7 @@ from tests.trust.test_tls_files import SOUND
 
 pytestmark = pytest.mark.process
 
-ALL = [Planes(*each) for each in itertools.product((True, False), repeat=3)]
+ALL = [Planes(*choice) for choice in itertools.product((True, False), repeat=3)]
 QUICK = (*STEADY, "--tls-reload-ms", "50")
 NO_ANSWER = (OSError, http.client.HTTPException)
 ALIVE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -216,10 +216,10 @@ def test_a_controller_without_a_quorum_is_alive_and_not_ready(protected: Planed)
 
 def test_a_policy_holds_for_pages_as_for_calls(authority: Authority, protected: Planed) -> None:
     denied = ("monitor/denied", "admin/denied")
-    monitor, admin = (authority.issue(each) for each in denied)
+    monitor, admin = (authority.issue(principal) for principal in denied)
     at = protected.http_endpoints[0]
     assert get(at, "/livez", monitor)[0] == 200
-    fingerprints = [authority.fingerprint(each) for each in denied]
+    fingerprints = [authority.fingerprint(principal) for principal in denied]
     policy = protected.cluster.root / POLICY
     policy.write_text(f"[deny]\nfingerprints = {json.dumps(fingerprints)}\n")
     for child in protected.cluster.children.values():

@@ -203,7 +203,7 @@ def test_no_alert_fires_in_a_cluster_that_is_well(scene: Scene) -> None:
 
 def test_a_full_disk_raises_its_alert_until_there_is_room(scene: Scene) -> None:
     cluster = scene.planed.cluster
-    follower = next(one for one in cluster.node_ids if one != leader_of(cluster))
+    follower = next(node_id for node_id in cluster.node_ids if node_id != leader_of(cluster))
     limit_files(cluster.children[follower].pid, 1)
     scene.wait_firing("StreammetaDiskFull")
     limit_files(cluster.children[follower].pid, resource.RLIM_INFINITY)

@@ -43,7 +43,7 @@ def test_rates_are_of_what_happened_since_the_sample_before() -> None:
     calls["BUSY"] += 1
     sampler.sample()
     sampler.sample()
-    seen = sampler.history.since(0, [each.name for each in SERIES]).columns
+    seen = sampler.history.since(0, [series.name for series in SERIES]).columns
 
     assert [value > 0 for value in seen["commits_accepted"].tolist()] == [False, True, False]
     accepted, refused = (seen[f"commits_{verdict}"][1] for verdict in ("accepted", "refused"))
@@ -113,7 +113,7 @@ async def test_answers_are_shared_for_a_moment_and_failures_are_not_kept() -> No
         return made
 
     failed = await asyncio.gather(*(kept.get("a", make) for _ in range(3)), return_exceptions=True)
-    assert [type(each) for each in failed] == [RuntimeError] * 3
+    assert [type(error) for error in failed] == [RuntimeError] * 3
     assert await asyncio.gather(*(kept.get("a", make) for _ in range(3))) == [2, 2, 2]
     assert await kept.get("b", make) == 3
 
@@ -300,10 +300,10 @@ def test_a_change_of_the_leader_leaves_each_controller_its_part() -> None:
     for second in range(301):
         former.add(BEGINNING + second, leading(5) if second < 90 else FOLLOWING)
         later.add(BEGINNING + second, leading(5) if second >= 90 else FOLLOWING)
-    seen = [last_hour(each, BEGINNING + 301)[0] for each in (former, later)]
-    assert [each["accepted"] for each in seen] == [450, 1_050]
-    assert [each["led"] for each in seen] == pytest.approx([0.3, 0.7])
-    assert all(each["p50_ms"] == 2 for each in seen)
+    seen = [last_hour(sampler, BEGINNING + 301)[0] for sampler in (former, later)]
+    assert [hour["accepted"] for hour in seen] == [450, 1_050]
+    assert [hour["led"] for hour in seen] == pytest.approx([0.3, 0.7])
+    assert all(hour["p50_ms"] == 2 for hour in seen)
 
 
 def test_a_controller_that_did_not_lead_has_rows_without_times() -> None:
@@ -320,6 +320,6 @@ def test_a_sample_without_values_spoils_no_row_and_an_hour_is_all() -> None:
         history.add(BEGINNING + second, {} if second % 10 else leading(4))
     rows = last_hour(history, BEGINNING + 3 * 3_600 + 1)
     assert len(rows) == 12
-    assert [each["accepted"] for each in rows] == [*11 * [1_200], 1_160], "an hour before now"
-    assert not any(isinstance(x, float) and math.isnan(x) for each in rows for x in each.values())
+    assert [row["accepted"] for row in rows] == [*11 * [1_200], 1_160], "an hour before now"
+    assert not any(isinstance(x, float) and math.isnan(x) for row in rows for x in row.values())
     assert last_hour(History(SERIES), BEGINNING) == []

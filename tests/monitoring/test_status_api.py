@@ -38,13 +38,13 @@ def status(planed: Planed, node_id: int) -> dict[str, Any]:
 
 
 def names_of_alarms(planed: Planed, node_id: int) -> set[str]:
-    return {each["name"] for each in status(planed, node_id)["alarms"]}
+    return {alarm["name"] for alarm in status(planed, node_id)["alarms"]}
 
 
 def is_well(seen: dict[str, Any]) -> bool:
     """Whether a status tells of three controllers that answer, have all, and hold one key."""
-    controllers = [(each["node_id"], each["answers"]) for each in seen["controllers"]]
-    has_all = [each["lag"] for each in seen["quorum"]["voters"]] == [0, 0, 0]
+    controllers = [(node["node_id"], node["answers"]) for node in seen["controllers"]]
+    has_all = [voter["lag"] for voter in seen["quorum"]["voters"]] == [0, 0, 0]
     is_led = seen["quorum"]["leader_id"] in (1, 2, 3)
     all_answer = controllers == [(1, True), (2, True), (3, True)]
     return has_all and is_led and all_answer and not seen["alarms"] and seen["map"]["keys"] == 1
@@ -208,7 +208,7 @@ def test_runs_told_at_the_same_time_are_all_kept(asking: Planed) -> None:
     with ThreadPoolExecutor(3) as pool:
         told = list(pool.map(lambda run: report_run(run, asking.cluster.endpoints, None), runs))
     assert told == [""] * 3
-    assert {each.ended_ms for each in decode(kept(asking)).runs} == {3_000, 3_001, 3_002}
+    assert {run.ended_ms for run in decode(kept(asking)).runs} == {3_000, 3_001, 3_002}
 
 
 @pytest.mark.parametrize("value", [b"\xff", b'{"version": 2}', b"<script>alert(1)</script>"])
@@ -240,4 +240,4 @@ def test_a_reconcilers_certificate_tells_of_its_run_and_a_readers_does_not(
         words = tls_words(authority.issue("reconciler/nightly"))
         made = planning(planed, tmp_path / "plan", *words)
         assert (made.returncode, "warning" in made.stderr) == (0, False), made.stderr
-        assert [each.kind for each in decode(kept(planed)).runs] == ["plan"]
+        assert [run.kind for run in decode(kept(planed)).runs] == ["plan"]

@@ -80,13 +80,13 @@ def test_each_condition_has_its_alarm_alone(
     path: str, value: object, told: tuple[str, str]
 ) -> None:
     assert alarms(SOUND) == []
-    assert [each[:2] for each in alarms(changed(path, value))] == [told]
+    assert [alarm[:2] for alarm in alarms(changed(path, value))] == [told]
 
 
 def test_without_a_majority_silence_is_critical() -> None:
     document = changed("controllers.2.answers", False)
     document["controllers"][0]["answers"] = False
-    assert [each.severity for each in alarms(document)] == ["critical", "critical"]
+    assert [alarm.severity for alarm in alarms(document)] == ["critical", "critical"]
 
 
 def test_without_a_backup_none_is_late() -> None:

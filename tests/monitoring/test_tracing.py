@@ -67,7 +67,7 @@ def test_a_trace_leads_from_an_append_to_what_is_committed(
     append, commit = only(spans, "streammeta.append"), only(spans, "streammeta.commit")
     upload, root = only(spans, "streammeta.upload"), only(spans, "produce")
     assert parents(append, upload, commit) == [ids(root)[1], ids(append)[1], ids(append)[1]]
-    assert {ids(each)[0] for each in (append, upload, commit, root)} == {ids(root)[0]}
+    assert {ids(span)[0] for span in (append, upload, commit, root)} == {ids(root)[0]}
     another = only(spans, "another")
     assert ids(another)[0] != ids(root)[0]
     assert links(another) == [int.from_bytes(ids(append)[1])], "they share an object"
@@ -75,7 +75,9 @@ def test_a_trace_leads_from_an_append_to_what_is_committed(
 
     (message,) = collector.named(COMMIT)
     assert (message.trace_id, message.parent_span_id) == ids(commit)
-    assert {each.key: each.value.int_value for each in message.attributes}["refused"] == 0
+    assert {attribute.key: attribute.value.int_value for attribute in message.attributes}[
+        "refused"
+    ] == 0
     phases: list[Span] = [
         span for span in collector.spans if span.parent_span_id == message.span_id
     ]
@@ -146,9 +148,9 @@ def test_work_for_several_spans_is_a_child_of_the_first_and_linked_to_the_others
     first, second, third = (only(spans, name) for name in ("first", "second", "third"))
     done = only(spans, "work")
     assert parents(done) == [ids(first)[1]]
-    assert links(done) == [int.from_bytes(ids(one)[1]) for one in (second, third)]
+    assert links(done) == [int.from_bytes(ids(span)[1]) for span in (second, third)]
     (own_id,) = {int.from_bytes(ids(done)[1])}
-    assert [links(one) for one in (first, second, third)] == [[], [own_id], [own_id]]
+    assert [links(span) for span in (first, second, third)] == [[], [own_id], [own_id]]
 
 
 def test_work_is_traced_from_the_first_sampled_span_that_it_is_for() -> None:

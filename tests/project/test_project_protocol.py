@@ -38,10 +38,10 @@ def voter_changes() -> Iterator[Row]:
         CONTROLLER / "runtime" / "replication" / "operations.py",
     ]
     named = {
-        one.attr
+        node.attr
         for path in sources
-        for one in ast.walk(ast.parse(path.read_text()))
-        if isinstance(one, ast.Attribute) and ast.unparse(one.value).endswith("QuorumError")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("QuorumError")
     }
     for name in named - {"NONE", "NOT_LEADER"}:
         code, reason, metadata = error_mapping.classify(VoterChangeError(QuorumError[name], ""))

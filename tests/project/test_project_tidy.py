@@ -141,9 +141,9 @@ def uncommented_fields(path: Path) -> Iterator[str]:
 
 def test_every_field_of_the_contract_has_a_comment() -> None:
     bare = [
-        each
+        field
         for path in sorted(ROOT.glob("proto/streammeta/v1/*.proto"))
-        for each in uncommented_fields(path)
+        for field in uncommented_fields(path)
     ]
 
     assert bare == []
@@ -159,7 +159,7 @@ def test_enums_have_the_numbers_of_the_contract() -> None:
         (NodeState, nodes_pb2.NodeState, "NODE_STATE_"),
     ):
         unspecified = {f"{prefix}UNSPECIFIED": 0} if 0 not in list(enum) else {}
-        own = {f"{prefix}{one.name}": one.value for one in enum}
+        own = {f"{prefix}{value.name}": value.value for value in enum}
         assert dict(pb.items()) == own | unspecified
 
 

@@ -98,7 +98,7 @@ class Caller:
         """Wait until the request has ended; return whether it was answered."""
 
         def answered() -> bool:
-            return any(each.header.request_id == request_id for each in self.responses)
+            return any(response.header.request_id == request_id for response in self.responses)
 
         await self.until(lambda: answered() or request_id in self.failed)
         return answered()
@@ -120,7 +120,7 @@ async def test_a_peer_that_stops_is_told_of_once_and_is_no_warning(is_stopping: 
                 await until(lambda: len(replica.replies) == number, "it waits")  # noqa: B023
                 replica.replies[-1](None)
                 assert not await calling.ended(number)
-    told = [(each["event"], each["log_level"]) for each in logs if "reason" in each or is_stopping]
+    told = [(log["event"], log["log_level"]) for log in logs if "reason" in log or is_stopping]
     event = ("peer_is_stopping", "info") if is_stopping else ("peer_refuses_request", "warning")
     assert told == [event]
 
@@ -332,7 +332,7 @@ async def test_an_address_taken_over_by_another_node_is_left(
     ):
         caller.transport.send(vote(1))
         await caller.ended(1)
-        assert not any(each.header.sender != PEER for each in caller.responses)
+        assert not any(response.header.sender != PEER for response in caller.responses)
         assert await caller.ask(vote(2))
         assert caller.responses[-1].header.error is messages.QuorumError.NONE
         assert caller.lost == []
@@ -412,7 +412,7 @@ async def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() 
         for request_id in range(IN_FLIGHT_MAX):
             assert not await caller.ended(request_id)
         assert await caller.ask(vote(1000)), "there is room again"
-        assert max(each.header.request_id for each in replica.waiting) < IN_FLIGHT_MAX
+        assert max(request.header.request_id for request in replica.waiting) < IN_FLIGHT_MAX
         assert len(replica.forgotten) == IN_FLIGHT_MAX, "its requests went with the connection"
 
 

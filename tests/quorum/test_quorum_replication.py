@@ -143,9 +143,9 @@ def following() -> tuple[Lone, messages.FetchRequest]:
 def waits_for(node: Lone) -> tuple[messages.FetchRequest, int]:
     """The Fetch of the last step, and the write that must be durable before it leaves."""
     (send,) = [
-        each
-        for each in node.effects_of(events.Send)
-        if isinstance(each.message, messages.FetchRequest)
+        send
+        for send in node.effects_of(events.Send)
+        if isinstance(send.message, messages.FetchRequest)
     ]
     assert isinstance(send.message, messages.FetchRequest)
     return send.message, send.after

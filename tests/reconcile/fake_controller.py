@@ -123,7 +123,7 @@ class FakeMap:
 
     def ends_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
         """The ends of those of some streams that exist."""
-        return {one: self.ends[one] for one in stream_ids if one in self.ends}
+        return {stream: self.ends[stream] for stream in stream_ids if stream in self.ends}
 
     def checkpoint(self) -> bytes:
         """A copy of the map, with the columns that controllers write."""
@@ -154,10 +154,10 @@ class FakeMap:
             "max_timestamp_ms": np.array([-1] * len(known), dtype=np.int64),
             "crc32c": np.array([row.crc for _, row in known], dtype=np.int64),
         }
-        held = [(i, *one) for i, row in sorted(self.objects.items()) for one in row.ranges]
+        held = [(i, *range_) for i, row in sorted(self.objects.items()) for range_ in row.ranges]
         names = ("object_id", "stream_id", "start_offset", "end_offset")
         ranges = {
-            name: np.array([one[at] for one in held], dtype=np.int64)
+            name: np.array([row[at] for row in held], dtype=np.int64)
             for at, name in enumerate(names)
         }
         sections = {
@@ -194,12 +194,12 @@ class _Controller(unimplemented(*_SERVICES)):  # type: ignore[misc]
     def DescribeStreams(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._refuse_if_told(context)
         first, size = int(request.page.page_token or 0), self._map.streams_a_page
-        asked = sorted(one for one in request.stream_ids if one >= first)
+        asked = sorted(stream_id for stream_id in request.stream_ids if stream_id >= first)
         ends = self._map.ends_of(asked[:size])
         return streams_pb2.DescribeStreamsResponse(
             streams=[
-                streams_pb2.StreamDescription(stream_id=one, end_offset=end)
-                for one, end in ends.items()
+                streams_pb2.StreamDescription(stream_id=stream_id, end_offset=end)
+                for stream_id, end in ends.items()
             ],
             next_page_token=str(asked[size]) if len(asked) > size else "",
         )

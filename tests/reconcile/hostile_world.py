@@ -144,7 +144,7 @@ class HostileMap(FakeMap):
         with self.world.lock:
             asked = r.DescribeStreams(stream_ids=tuple(stream_ids))
             found: Any = self.world.shown.query(asked)
-        return {one.stream_id: one.end_offset for one in found.streams}
+        return {stream.stream_id: stream.end_offset for stream in found.streams}
 
     def checkpoint(self) -> bytes:
         """See `FakeMap.checkpoint`."""
@@ -285,8 +285,8 @@ class World:
     def _upload(self) -> None:
         """Upload some rows; the broker dies before the commit of a tenth of them."""
         index = self.rng.randrange(len(NODES))
-        mine = sorted(one for one, owner in self.owners.items() if owner == index)
-        runs = {one: self._new_rows(one) for one in mine if self.rng.random() < 0.8}
+        mine = sorted(stream_id for stream_id, owner in self.owners.items() if owner == index)
+        runs = {stream: self._new_rows(stream) for stream in mine if self.rng.random() < 0.8}
         if runs:
             object_id = self._prepare(index)
             self._put(object_id, runs)
@@ -295,7 +295,7 @@ class World:
 
     def _stall(self) -> None:
         index = self.rng.randrange(len(NODES))
-        stream_id = self.rng.choice([one for one, owner in self.owners.items() if owner == index])
+        stream_id = self.rng.choice([id_ for id_, owner in self.owners.items() if owner == index])
         runs = {stream_id: self._new_rows(stream_id)}
         self.stalled.append(Stalled(self._prepare(index), _encoded(runs)))
 
@@ -332,8 +332,8 @@ class World:
                 object_size=len(_encoded(runs)),
                 ranges=RangeColumns(
                     stream_id=column(ids),
-                    start_offset=column([runs[one][0].base_offset for one in ids]),
-                    end_offset=column([runs[one][-1].end_offset for one in ids]),
+                    start_offset=column([runs[stream_id][0].base_offset for stream_id in ids]),
+                    end_offset=column([runs[stream_id][-1].end_offset for stream_id in ids]),
                 ),
                 compacted_object_ids=column(list(sources)),
             )
@@ -347,7 +347,7 @@ class World:
         """Replace neighbours of a node by one object that holds their rows."""
         index = self.rng.randrange(len(NODES))
         listed: Any = self.map.query(ListStreamSetObjects(node_id=NODES[index].node_id))
-        ids = [one.object_id for one in listed.objects]
+        ids = [object_.object_id for object_ in listed.objects]
         if len(ids) < 2:
             return
         first = self.rng.randrange(len(ids) - 1)
@@ -358,7 +358,7 @@ class World:
                 runs.setdefault(stream_id, []).extend(records)
         for records in runs.values():
             records.sort(key=lambda record: record.base_offset)
-            if any(one.end_offset != two.base_offset for one, two in itertools.pairwise(records)):
+            if any(a.end_offset != two.base_offset for a, two in itertools.pairwise(records)):
                 return
         object_id = self._prepare(index)
         self._put(object_id, runs)
@@ -381,7 +381,7 @@ class World:
         self.write(r.ExpireObjects(limit=1000))
         gone = self.map.destroyed(self.now_ms - DELETE_DELAY_MS, 1000, self.now_ms)
         if gone:
-            MemoryObjectStore.delete_many(self.bucket, [key_for(one, OWN) for one in gone])
+            MemoryObjectStore.delete_many(self.bucket, [key_for(id_, OWN) for id_ in gone])
             self.write(r.RemoveObjects(object_ids=tuple(gone)))
 
     # ---- the truth ----

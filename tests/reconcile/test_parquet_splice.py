@@ -117,7 +117,7 @@ def _written_both(folder: Path, seed: str, **options: Any) -> tuple[pa.Table, pa
     metadata = _written(folder / "left", left, _GROUPS, **options)
     columns = list(_columns(rng))
     numbers = range(metadata.num_row_groups)
-    made = [_made(*one) for one in columns]
+    made = [_made(*column) for column in columns]
     found = _spliced(folder / "both.parquet", _BOTH, folder / "left", numbers, made)
     names, sizes = ([value for one in part for value in one] for part in zip(*columns, strict=True))
     return found, _both(left, names, sizes)
@@ -245,11 +245,11 @@ def _write(listing: Path, files: Sequence[Sequence[int]]) -> None:
     listing.mkdir()
     for number, ids in enumerate(files):
         values = {
-            "key": [f"{one}/{place}" for place, one in enumerate(ids)],
+            "key": [f"{number}/{place}" for place, number in enumerate(ids)],
             "size": [1] * len(ids),
             "modified_ms": [2] * len(ids),
             "etag": ["e"] * len(ids),
-            "owner": [int(Owner.FOREIGN if one < 0 else Owner.OWN) for one in ids],
+            "owner": [int(Owner.FOREIGN if number < 0 else Owner.OWN) for number in ids],
             "object_id": list(ids),
             "note": [""] * len(ids),
         }

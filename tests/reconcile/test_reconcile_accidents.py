@@ -68,7 +68,7 @@ def write_world(draft: Path, objects: int) -> None:
         for first in range(0, objects, 5000):
             part = ids[first : first + 5000]
             values: dict[str, Any] = {
-                "key": [own(one) for one in part],
+                "key": [own(object_id) for object_id in part],
                 "size": [10] * len(part),
                 "modified_ms": [1_000] * len(part),
                 "etag": ["e"] * len(part),
@@ -77,7 +77,7 @@ def write_world(draft: Path, objects: int) -> None:
                 "note": [""] * len(part),
             }
             writer.write_batch(record_batch(LISTING_COLUMNS, values))
-    known = np.array([one for one in range(objects) if one % 100], dtype=np.int64)
+    known = np.array([object_id for object_id in range(objects) if object_id % 100], dtype=np.int64)
     columns = {name: np.zeros(len(known), np.int64) for name in arrow_schema(MAP_COLUMNS).names}
     columns |= {
         "object_id": known,
@@ -117,7 +117,7 @@ def test_memory_does_not_grow_with_data(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_candidates_come_in_order_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_engine, "_ROWS_SORTED", 2_000)
-    keys = [own(one) for one in range(5_000)]
+    keys = [own(object_id) for object_id in range(5_000)]
     schema = arrow_schema(CANDIDATE_COLUMNS)
     with pq.ParquetWriter(tmp_path / "part.parquet", schema) as writer:
         for first in range(0, len(keys), 500):
@@ -252,10 +252,10 @@ def delete_all(
     leader: Any = CountingLeader(state, store)
     work = Deleter(order_of(state, folder, run), ONLY_ATTEMPT, store, leader)
     try:
-        judged = [one for batch in work.run(candidates) for one in batch]
+        judged = [judgement for batch in work.run(candidates) for judgement in batch]
     finally:
         work.close()
-    return [one.outcome for one in judged], leader.asked
+    return [judgement.outcome for judgement in judged], leader.asked
 
 
 def test_a_thousand_keys_take_few_requests(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_thousand_keys_take_few_requests(tmp_path: Path) -> None:
     store.requests.clear()
     outcomes, asked = delete_all(state, store, candidates, tmp_path, "r1")
     assert set(outcomes) == {Outcome.DELETED}
-    in_bucket = [one for one in store.requests if one not in ("question", "rest of a delete")]
+    in_bucket = [call for call in store.requests if call not in ("question", "rest of a delete")]
     print(in_bucket, asked)
     assert in_bucket.count("delete") == 1
     assert "head" not in in_bucket
@@ -291,7 +291,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: 
             finished = True
         except KilledError:
             pass
-        gone = {one.key for one in candidates} - store.objects().keys()
+        gone = {candidate.key for candidate in candidates} - store.objects().keys()
         undo = "".join(path.read_text() for path in (folder / "1").glob("undo/*.jsonl"))
         assert all(key in undo for key in gone), "on record before it was gone"
         store.left = -1
@@ -300,7 +300,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: 
         outcomes, _ = delete_all(state, store, candidates, folder / "2", "r2")
         assert set(outcomes) <= {Outcome.DELETED, Outcome.GONE}
         left = {key: data for key, data in store.objects().items() if "/leases/" not in key}
-        assert not {one.key for one in candidates} & left.keys()
+        assert not {candidate.key for candidate in candidates} & left.keys()
         assert live.items() <= left.items()
         if finished:
             break

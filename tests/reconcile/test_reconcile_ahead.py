@@ -94,16 +94,16 @@ def test_an_upload_beyond_the_end_of_its_stream_is_kept(bench: ContentBench, mod
     bench.hold(uploaded((1, 8, 10)), uploaded((1, 8, 11)))
     before = bench.store.objects()
 
-    judged = {one.candidate.object_id: one for one in bench.judged()}
+    judged = {judgement.candidate.object_id: judgement for judgement in bench.judged()}
 
     assert (judged[0].outcome, judged[1].outcome) == (done, AHEAD)
     assert "offsets up to 11 of stream 1, which ends at 10" in judged[1].detail
     key = key_for(1, NAMESPACE)
     assert bench.store.objects()[key] == before[key]
     assert bench.store.get_tags(key) == {}
-    assert not any("/quarantine/" in one and one.endswith(key) for one in bench.store.objects())
+    assert not any("/quarantine/" in item and item.endswith(key) for item in bench.store.objects())
     assert [ids for ids in bench.leader.announced if 1 in ids] == []
-    assert [one for one in bench.undo_records() if one["object_id"] == 1] == []
+    assert [record for record in bench.undo_records() if record["object_id"] == 1] == []
 
 
 def test_what_is_ahead_is_in_the_audit_trail(bench: ContentBench) -> None:
@@ -140,7 +140,7 @@ def test_one_stream_of_thousands_is_enough(bench: ContentBench, ahead: int) -> N
     bench.order = replace(bench.order, next_stream_id=3000)
     bench.state.ends = dict.fromkeys(range(3000), 2)
     bench.state.ends[ahead] = 1
-    several = uploaded(*((one, 0, 2) for one in range(3000)))
+    several = uploaded(*((number, 0, 2) for number in range(3000)))
     bench.hold(several, uploaded((ahead, 0, 1), (ahead, 1, 3)))
     assert bench.outcomes() == [AHEAD, AHEAD]
     bench.state.ends[ahead] = 3
@@ -165,7 +165,7 @@ def test_what_is_no_object_of_records_is_deleted(bench: ContentBench) -> None:
 def test_unreadable_objects_wait_for_the_next_run(bench: ContentBench, error: StorageError) -> None:
     bench.hold(uploaded((1, 8, 10)), b"x" * 100)
     reading(bench, 0, error)
-    judged = {one.candidate.object_id: one for one in bench.judged()}
+    judged = {judgement.candidate.object_id: judgement for judgement in bench.judged()}
     assert (judged[0].outcome, judged[1].outcome) == (FAILED, DELETED)
     assert str(error) in judged[0].detail
     reading(bench, 0, None)
@@ -177,8 +177,8 @@ def test_a_torn_read_decides_nothing(bench: ContentBench) -> None:
     reading(bench, 0, None, lambda data: data[:-1])
     reading(bench, 1, None, lambda data: b"")
     judged = bench.judged()
-    assert {one.outcome for one in judged} == {FAILED}
-    assert all("length of the bytes" in one.detail for one in judged)
+    assert {judgement.outcome for judgement in judged} == {FAILED}
+    assert all("length of the bytes" in judgement.detail for judgement in judged)
     assert bench.stored() == {0, 1}
 
 
@@ -223,17 +223,17 @@ def test_without_the_ends_of_streams_nothing_is_deleted(bench: ContentBench) -> 
 
 
 def test_the_leader_is_asked_once_for_a_batch(bench: ContentBench) -> None:
-    bench.hold(*(uploaded((one % 2 + 1, one, one + 1)) for one in range(150)))
+    bench.hold(*(uploaded((number % 2 + 1, number, number + 1)) for number in range(150)))
     outcomes = bench.outcomes()
     assert bench.leader.asked_streams == [[1, 2]]
-    ends = [bench.state.ends[one % 2 + 1] for one in range(150)]
-    assert outcomes == [AHEAD if one + 1 > ends[one] else DELETED for one in range(150)]
+    ends = [bench.state.ends[number % 2 + 1] for number in range(150)]
+    assert outcomes == [AHEAD if number + 1 > ends[number] else DELETED for number in range(150)]
 
 
 def test_the_leader_is_asked_in_time(bench: ContentBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_of_metadata, "_ENTRIES_A_CALL", 100)
-    bench.hold(*(uploaded((1, one, one + 1)) for one in range(150)))
-    assert bench.outcomes() == [AHEAD if one + 1 > 10 else DELETED for one in range(150)]
+    bench.hold(*(uploaded((1, number, number + 1)) for number in range(150)))
+    assert bench.outcomes() == [AHEAD if number + 1 > 10 else DELETED for number in range(150)]
     assert bench.leader.asked_streams == [[1], [1]]
 
 
@@ -272,7 +272,7 @@ def rolled_back(bucket: LocalBucket, state: FakeMap) -> FakeMap:
 
 def left(bucket: LocalBucket, ids: Sequence[int]) -> list[int]:
     keys = bucket.keys()
-    return [one for one in ids if own(one) in keys]
+    return [object_id for object_id in ids if own(object_id) in keys]
 
 
 def test_a_run_keeps_what_a_rolled_back_map_has_forgotten_and_says_so(
@@ -286,7 +286,7 @@ def test_a_run_keeps_what_a_rolled_back_map_has_forgotten_and_says_so(
 
     done = apply(ApplyConfig(folder, engine=engine, delete=True))
 
-    assert {one: tally.keys for one, tally in done.outcomes.items()} == {DELETED: 1, AHEAD: 2}
+    assert {end: tally.keys for end, tally in done.outcomes.items()} == {DELETED: 1, AHEAD: 2}
     assert left(bucket, range(100, 103)) == [101, 102]
     assert done.complete
     assert done.warning == f"2 {AHEAD_ADVICE}"
@@ -298,10 +298,10 @@ def test_a_run_keeps_what_a_rolled_back_map_has_forgotten_and_says_so(
     command = ["reconcile", "apply", "--plan", str(folder), "--engine", "local"]
     assert run_cli(cli, [*command, "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    ahead = next(one for one in told["outcomes"] if one["outcome"] == "ahead_of_map")
+    ahead = next(outcome for outcome in told["outcomes"] if outcome["outcome"] == "ahead_of_map")
     assert ahead["keys"] == 2
     assert told["warning"] == done.warning
-    assert {one["key"] for one in told["ahead_of_map"]} == {own(101), own(102)}
+    assert {key["key"] for key in told["ahead_of_map"]} == {own(101), own(102)}
     assert run_cli(cli, command) == 0
     assert done.warning in capsys.readouterr().out
 
@@ -409,7 +409,7 @@ class LateUploads:
         return streammeta("reconcile", "apply", "--plan", folder, "--yes")
 
     def is_there(self, key: str) -> bool:
-        return any(one.key == key for one in self.store.list_objects(key))
+        return any(object_.key == key for object_ in self.store.list_objects(key))
 
     async def _prepare(self, count: int) -> list[int]:
         async with ControllerClient(self._cluster.endpoints) as client:
@@ -435,7 +435,7 @@ def test_late_uploads_are_kept_until_their_stream_has_passed_them(tmp_path: Path
         done = world.reconcile()
 
         assert done["exit_code"] == 0
-        assert {one["outcome"]: one["keys"] for one in done["outcomes"]} == {
+        assert {outcome["outcome"]: outcome["keys"] for outcome in done["outcomes"]} == {
             "ahead_of_map": 2,
             "deleted": 1,
         }

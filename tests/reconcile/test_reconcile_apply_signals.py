@@ -185,10 +185,10 @@ def kept_signals() -> Iterator[list[int]]:
     """Signals that nothing has taken; the process of the tests lives on."""
     taken: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {one: signal.signal(one, lambda one, _: taken.append(one)) for one in numbers}
+    before = {number: signal.signal(number, lambda n, _: taken.append(n)) for number in numbers}
     yield taken
-    for one, handler in before.items():
-        signal.signal(one, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_signal_ends_an_undo_after_the_batch_under_way_and_the_next_one_goes_on(

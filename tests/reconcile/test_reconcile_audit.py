@@ -91,9 +91,9 @@ def test_a_line_precedes_its_deletion(tmp_path: Path, monkeypatch: pytest.Monkey
     bench.run()
     keys = {key_for(i, NAMESPACE) for i in range(5)}
     assert [set(keys) for keys in seen] == [keys]
-    unknown = [one for one in lines_of(tmp_path / "audit") if one["verdict"] == "UNKNOWN"]
-    assert {one["target"]["key"] for one in unknown} == keys
-    assert all("may have succeeded in part: no answer" in one["reason"] for one in unknown)
+    unknown = [line for line in lines_of(tmp_path / "audit") if line["verdict"] == "UNKNOWN"]
+    assert {line["target"]["key"] for line in unknown} == keys
+    assert all("may have succeeded in part: no answer" in line["reason"] for line in unknown)
 
 
 def test_a_key_that_a_throttled_request_had_deleted_ends_well(tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_concurrent_attempts_have_chains_and_lines_for_all(tmp_path: Path, is_am
     for batch in second:
         judged["second"] += batch
         judged["first"] += next(first, [])
-    judged["first"] += [one for batch in first for one in batch]
+    judged["first"] += [judgement for batch in first for judgement in batch]
 
     keys = {candidate.key for candidate in bench.candidates}
     assert bench.stored() == set()
     for of_attempt in judged.values():
-        assert {one.candidate.key for one in of_attempt} == keys
-        assert {one.outcome for one in of_attempt} == {Outcome.DELETED}
+        assert {judgement.candidate.key for judgement in of_attempt} == keys
+        assert {judgement.outcome for judgement in of_attempt} == {Outcome.DELETED}
     assert [(one.node, one.breaks) for one in chains_of(tmp_path / "audit")] == [(3, []), (9, [])]
     lines = lines_of(tmp_path / "audit")
     assert {*told(lines, "BEGUN")} == {*told(lines, "OK")} == keys
@@ -151,8 +151,8 @@ def test_a_repeated_attempt_counts_what_the_one_before_it_deleted(tmp_path: Path
     assert set(bench.run().values()) == {Outcome.DELETED}
 
     lines = lines_of(tmp_path / "audit")
-    assert sorted(told(lines, "BEGUN")) == sorted(one.key for one in everything)
-    assert {*told(lines, "OK")} == {one.key for one in everything}
+    assert sorted(told(lines, "BEGUN")) == sorted(row.key for row in everything)
+    assert {*told(lines, "OK")} == {row.key for row in everything}
     repeated = [line["reason"] for line in lines if "reason" in line]
     assert repeated == ["another attempt of this task had deleted it"] * 3
 

@@ -100,7 +100,7 @@ def test_a_map_restored_after_the_plan_was_made_frees_nothing(
 
 
 def stored(bench: Bench) -> set[str]:
-    return {one.key for one in bench.candidates} & bench.store.objects().keys()
+    return {candidate.key for candidate in bench.candidates} & bench.store.objects().keys()
 
 
 @pytest.mark.parametrize("above", [0, 1])
@@ -109,7 +109,7 @@ def test_a_task_compares_each_answer_with_the_claims(tmp_path: Path, above: int)
     claim(bench.store, bench.state.issued_below + above, NAMESPACE)
     wanted = Outcome.FAILED if above else Outcome.DELETED
     judged = bench.judged()
-    assert {one.outcome for one in judged} == {wanted}
+    assert {judgement.outcome for judgement in judged} == {wanted}
     assert len(stored(bench)) == (5 if above else 0)
 
 
@@ -124,6 +124,6 @@ def test_a_map_restored_within_a_task_frees_nothing_more(tmp_path: Path, field: 
             setattr(bench.state, field, 999)
 
     bench.on_announced = restore
-    outcomes = [one.outcome for one in bench.judged()]
+    outcomes = [judgement.outcome for judgement in bench.judged()]
     assert outcomes == [Outcome.DELETED] * 2 + [Outcome.FAILED] * 2 + [Outcome.SKIPPED]
     assert len(stored(bench)) == 3

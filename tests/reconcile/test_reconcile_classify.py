@@ -245,7 +245,7 @@ def test_an_object_of_before_a_restore_is_missing_however_late_it_was_committed(
 
 def test_what_a_restore_left_undecided_is_no_candidate_unless_the_map_knows_it() -> None:
     rules = replace(RULES, undecided=((5, 10), (20, 30)))
-    rows = [Row(object_id=one) for one in (4, 5, 9, 10, 19, 20, 29, 30)]
+    rows = [Row(object_id=object_id) for object_id in (4, 5, 9, 10, 19, 20, 29, 30)]
     rows += [replace(known(COMMITTED), object_id=7), replace(known(MARK_DESTROYED), object_id=21)]
     assert judge(columns(rows), rules).tolist() == [
         *(Verdict.ORPHAN, Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.ORPHAN),

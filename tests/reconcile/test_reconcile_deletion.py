@@ -138,7 +138,7 @@ class Bench:
         """Work through all candidates; outcomes by object id."""
         judged = self.judged(fail_at)
         assert len(judged) == len(self.candidates)
-        return {one.candidate.object_id: one.outcome for one in judged}
+        return {judgement.candidate.object_id: judgement.outcome for judgement in judged}
 
     def judged(self, fail_at: int | None = None) -> list[Judged]:
         """Work through all candidates."""
@@ -146,7 +146,7 @@ class Bench:
         self.leader.on_announced = self.on_announced
         work = Deleter(self.order, self.attempt, self.store, self.leader, sleep=self.on_pause)
         work._pacer.wait_for = self.on_paced  # type: ignore[assignment, method-assign]
-        return [one for batch in work.run(self.candidates) for one in batch]
+        return [judgement for batch in work.run(self.candidates) for judgement in batch]
 
     def stored(self) -> set[int]:
         """The ids of the objects still in the store."""
@@ -240,7 +240,7 @@ def test_without_a_leader_nothing_is_deleted(bench: Bench) -> None:
 def test_another_map_frees_no_key(bench: Bench, change: dict[str, Any], complaint: str) -> None:
     bench.state = replace(bench.state, **change)
     judged = bench.judged()
-    assert {one.outcome for one in judged} == {Outcome.FAILED}
+    assert {judgement.outcome for judgement in judged} == {Outcome.FAILED}
     assert complaint in judged[0].detail
     assert bench.stored() == set(range(5))
 
@@ -264,7 +264,7 @@ def test_losing_the_lease_stops_the_task(bench: Bench) -> None:
             Lease(bench.store, NAMESPACE, "r2").take()
 
     bench.on_paced = lose
-    outcomes = [one.outcome for one in bench.judged()]
+    outcomes = [judgement.outcome for judgement in bench.judged()]
 
     assert outcomes == [Outcome.DELETED] * 2 + [Outcome.FAILED] * 2 + [Outcome.SKIPPED]
     assert bench.stored() == {2, 3, 4}
@@ -328,8 +328,8 @@ def test_a_key_that_stays_throttled_fails_alone(bench_of_heads: Bench, call: str
     bench.order = replace(bench.order, keys_per_s=1)
     expected = dict.fromkeys(range(5), Outcome.DELETED) | {3: Outcome.FAILED}
     judged = bench.judged()
-    assert {one.candidate.object_id: one.outcome for one in judged} == expected
-    assert [one.detail for one in judged if "SlowDown" in one.detail] != []
+    assert {judgement.candidate.object_id: judgement.outcome for judgement in judged} == expected
+    assert [judgement.detail for judgement in judged if "SlowDown" in judgement.detail] != []
     assert bench.stored() == {3}
     assert bench.pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
 
@@ -396,7 +396,7 @@ def test_the_leader_has_on_record_what_is_deleted_and_nothing_else(tmp_path: Pat
     bench.run()
     announced = bench.leader.announced
     assert [len(ids) for ids in announced] == [100, 100, 49]
-    assert {one for ids in announced for one in ids} == set(range(250)) - {3}
+    assert {object_id for ids in announced for object_id in ids} == set(range(250)) - {3}
     bench.order = replace(bench.order, delete=False)
     bench.run()
     assert bench.leader.announced == [], "a dry run"
@@ -446,9 +446,9 @@ def test_an_undeletable_key_fails_alone(bench: Bench, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(bench.store, "delete_many", all_but_one)
     bench.order = replace(bench.order, keys_per_s=1)
-    judged = {one.candidate.object_id: one for one in bench.judged()}
+    judged = {judgement.candidate.object_id: judgement for judgement in bench.judged()}
     assert judged.pop(1).detail == "the store kept it: locked"
-    assert {one.outcome for one in judged.values()} == {Outcome.DELETED}
+    assert {judgement.outcome for judgement in judged.values()} == {Outcome.DELETED}
     assert bench.stored() == {1}
     assert bench.pauses == []
 
@@ -481,7 +481,7 @@ def keeping(
 
 def test_many_kept_keys_hold_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, count=75)
-    bench.candidates.sort(key=lambda one: one.object_id)
+    bench.candidates.sort(key=lambda candidate: candidate.object_id)
     bench.order = replace(bench.order, keys_per_s=3)
     kept = set(range(0, 75, 3))  # one of each batch
     keeping(bench, kept, monkeypatch, denied=True)
@@ -496,7 +496,7 @@ def test_a_task_ends_when_nothing_can_be_deleted_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_row: int, skipped: int
 ) -> None:
     bench = Bench(tmp_path, count=in_a_row + 10)
-    bench.candidates.sort(key=lambda one: one.object_id)
+    bench.candidates.sort(key=lambda candidate: candidate.object_id)
     bench.order = replace(bench.order, keys_per_s=1)
     keeping(bench, set(range(in_a_row)), monkeypatch, denied=True)
     outcomes = list(bench.run().values())
@@ -510,7 +510,7 @@ def test_one_failure_ends_no_task(
 ) -> None:
     """Each is counted and named, however many follow each other."""
     bench = Bench(tmp_path, count=50)
-    bench.candidates.sort(key=lambda one: one.object_id)
+    bench.candidates.sort(key=lambda candidate: candidate.object_id)
     bench.order = replace(bench.order, keys_per_s=2, quarantine=way == "copy", tag=way == "tag")
     if way == "delete":
         keeping(bench, set(range(40)), monkeypatch)

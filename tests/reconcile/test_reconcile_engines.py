@@ -164,7 +164,7 @@ def test_without_spark_a_bucket_of_any_size_is_listed_here(
 
 
 def test_help_and_page_name_the_number_of_keys_that_auto_goes_by() -> None:
-    (option,) = (one for one in plan_command.params if one.name == "engine")
+    (option,) = (param for param in plan_command.params if param.name == "engine")
     assert isinstance(option, click.Option)
     assert f"auto selects Spark above {AUTO_KEYS:,} keys" in str(option.help)
     page = Path(__file__).parents[2] / "docs/operations/reconcile.md"
@@ -205,33 +205,33 @@ def test_the_join_agrees_with_a_dictionary(
     table = tables.record_batch(tables.MAP_COLUMNS, rows | {"object_id": list(of_map)})
     pq.write_table(pa.Table.from_batches([table]), folder / "objects.parquet")
     owners = np.array([int(owner) for owner, _ in keys], dtype=np.int64)
-    listed = np.array([ABSENT if one is None else one for _, one in keys], dtype=np.int64)
+    listed = np.array([ABSENT if id_ is None else id_ for _, id_ in keys], dtype=np.int64)
 
     limits = {"objects_a_partition": objects_a_partition, "kept_bytes": 0}
     with tempfile.TemporaryFile(buffering=0) as scratch:
         joining = MetadataJoin(folder, scratch, **limits)
         joined = joining.join(owners, listed)
         unmet = [
-            (one, column.tolist()[row])
+            (value, column.tolist()[row])
             for found, columns in joining.unmet()
-            for row, one in enumerate(found.tolist())
+            for row, value in enumerate(found.tolist())
             for column in columns.values()
         ]
 
     expected = [
-        of_map.get(one, ABSENT) if owner is Owner.OWN and one is not None else ABSENT
-        for owner, one in keys
+        of_map.get(object_id, ABSENT) if owner is Owner.OWN and object_id is not None else ABSENT
+        for owner, object_id in keys
     ]
     assert joined.is_known.tolist() == [value != ABSENT for value in expected]
     for name in ("map_state", "map_size", "map_attributes", "map_node", "reading"):
         assert joined.columns[name].tolist() == expected
-    met = {one for owner, one in keys if owner is Owner.OWN}
+    met = {object_id for owner, object_id in keys if owner is Owner.OWN}
     left = sorted(set(of_map) - met)
-    assert sorted(unmet) == [(one, of_map[one]) for one in left for _ in range(6)]
+    assert sorted(unmet) == [(object_id, of_map[object_id]) for object_id in left for _ in range(6)]
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 60), st.booleans()), unique_by=lambda one: one[0]),
+    st.lists(st.tuples(st.integers(0, 60), st.booleans()), unique_by=lambda pair: pair[0]),
     st.integers(1, 4),
 )
 def test_the_map_is_exported_in_pieces_with_the_checksums_that_commits_gave(
@@ -239,8 +239,8 @@ def test_the_map_is_exported_in_pieces_with_the_checksums_that_commits_gave(
 ) -> None:
     state = FakeMap(chunk_bytes=1 << 20)
     state.objects = {
-        one: MapObject(COMMITTED, size=one, crc=one + 500 if has_sum else -1)
-        for one, has_sum in objects
+        object_id: MapObject(COMMITTED, size=object_id, crc=object_id + 500 if has_sum else -1)
+        for object_id, has_sum in objects
     }
     folder = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patched:
@@ -252,7 +252,7 @@ def test_the_map_is_exported_in_pieces_with_the_checksums_that_commits_gave(
         exported = write_objects(checkpoint, beside, folder / "objects.parquet")
     found = pq.read_table(folder / "objects.parquet").select(["object_id", "map_size", "map_crc"])
     assert [tuple(row.values()) for row in found.to_pylist()] == [
-        (one, one, one + 500 if has_sum else -1) for one, has_sum in sorted(objects)
+        (id_, id_, id_ + 500 if has_sum else -1) for id_, has_sum in sorted(objects)
     ]
     assert (exported.objects, exported.committed_objects) == (len(objects), len(objects))
 

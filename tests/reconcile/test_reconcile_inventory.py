@@ -63,7 +63,7 @@ def test_each_inventory_plans_like_a_listing(scene: Scene, make_plan: Callable[.
         scene.bucket.put(own(object_id))
     for key in (key_for(905, OTHER), f"{own(906)}.bak", *ODD_KEYS):
         scene.bucket.put(key)
-    listed = [Listed(one.key, one.size) for one in scene.bucket.store.list_objects()]
+    listed = [Listed(object_.key, object_.size) for object_ in scene.bucket.store.list_objects()]
     by_listing, found = make_plan("listed")
     assert found.candidates.keys == 10
     for kind in KINDS:
@@ -438,7 +438,7 @@ segments = st.sampled_from(
 )
 some_keys = st.one_of(
     st.integers(0, 2**33).map(own),
-    st.integers(0, 2**63 - 1).map(lambda one: key_for(one, OTHER)),
+    st.integers(0, 2**63 - 1).map(lambda object_id: key_for(object_id, OTHER)),
     st.lists(segments, min_size=1, max_size=4).map("/".join),
     st.text(min_size=1).filter(lambda text: text.isprintable()),
 )
@@ -449,7 +449,7 @@ def test_owners_of_many_keys_are_those_of_each(keys: list[str], namespace: str) 
     owners, ids, notes = owner_columns(pa.array(keys, pa.string()), namespace)
     got = list(zip(owners.to_pylist(), ids.to_pylist(), notes.to_pylist(), strict=True))
     assert got == [
-        (int(owner), one, note) for owner, one, note in (owner_of(key, namespace) for key in keys)
+        (int(owner), id_, note) for owner, id_, note in (owner_of(key, namespace) for key in keys)
     ]
 
 

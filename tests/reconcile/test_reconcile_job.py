@@ -459,14 +459,14 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     said = streammeta(*words, str(tmp_path / "q"))
     assert (said["exit_code"], said["error"]["code"]) == (1, "GUARD")
     assert "no leader answered" in said["error"]["hint"]
-    assert {one["verdict"]: one["keys"] for one in said["classes"]} == {
+    assert {class_["verdict"]: class_["keys"] for class_ in said["classes"]} == {
         "uncompared": 239,
         "other_cluster": 1,
         "foreign": 4,
         "marker": 1,
     }
-    assert [one["guard"] for one in said["guards"]] == ["map_copied"]
-    assert [one["unknown"].partition(":")[0] for one in said["unknown"]] == [
+    assert [guard["guard"] for guard in said["guards"]] == ["map_copied"]
+    assert [problem["unknown"].partition(":")[0] for problem in said["unknown"]] == [
         "unfinished multipart uploads could not be listed",
         "the metadata could not be copied",
     ]

@@ -97,9 +97,9 @@ def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -
 
     def take(chunks: Iterator[GetSnapshotResponse]) -> bytes:
         data = b""
-        for one in chunks:
+        for received in chunks:
             now[0] += 100
-            data += one.data
+            data += received.data
         return data
 
     with asking(state, patience_s) as leader:
@@ -154,7 +154,7 @@ def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[GetSnapshotRespon
 
 
 def test_ends_of_streams_are_read_to_the_last_page() -> None:
-    state = FakeMap(ends={one: one + 5 for one in range(0, 2500, 2)}, streams_a_page=7)
+    state = FakeMap(ends={stream: stream + 5 for stream in range(0, 2500, 2)}, streams_a_page=7)
     with asking(state) as leader:
         assert leader.stream_ends(range(2500)) == state.ends
         assert leader.stream_ends([3, 5]) == {}

@@ -176,7 +176,7 @@ def test_reading_all_finds_other_bytes_and_broken_forms_and_engines_agree(
     assert (found[Verdict.CHECKSUM_MISMATCH], found[Verdict.MALFORMED]) == (1, 1)
     assert found[Verdict.LIVE] == 3
     assert made.losses is not None
-    assert [(one.verdict, one.key) for one in made.losses.first] == [
+    assert [(loss.verdict, loss.key) for loss in made.losses.first] == [
         ("checksum_mismatch", own(1)),
         ("malformed", own(2)),
     ]

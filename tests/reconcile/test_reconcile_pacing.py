@@ -88,7 +88,7 @@ def test_a_run_that_is_to_end_begins_no_further_batch(tmp_path: Path) -> None:
     bench.on_paced = end
     with relayed(lambda: wanted, folder):
         judged = bench.judged()
-    assert [one.outcome for one in judged] == [Outcome.DELETED] * 16
+    assert [judgement.outcome for judgement in judged] == [Outcome.DELETED] * 16
     assert len(bench.stored()) == 24
 
 

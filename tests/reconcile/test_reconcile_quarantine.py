@@ -152,7 +152,7 @@ def test_what_can_t_be_copied_is_not_deleted(tmp_path: Path, error: StorageError
     outcomes = list(bench.run().values())
 
     assert sorted(outcomes) == [Outcome.FAILED] * 2 + [Outcome.QUARANTINED] * 3
-    kept = {one.key for one in bench.candidates} & bench.store.objects().keys()
+    kept = {candidate.key for candidate in bench.candidates} & bench.store.objects().keys()
     assert len(kept) == 2
     assert all(
         outcomes[one.object_id] is Outcome.FAILED for one in bench.candidates if one.key in kept

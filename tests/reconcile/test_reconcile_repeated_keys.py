@@ -55,7 +55,7 @@ def test_the_newest_row_of_a_key_counts_and_each_key_once(
     state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any], parts: int
 ) -> None:
     state.objects = {
-        one: MapObject(COMMITTED, size=10, time_ms=TAKEN_MS - 50 * DAY_MS) for one in (1, 2, 300)
+        id_: MapObject(COMMITTED, size=10, time_ms=TAKEN_MS - 50 * DAY_MS) for id_ in (1, 2, 300)
     }
     theirs = key_for(905, OTHER)
     rows = [
@@ -91,7 +91,7 @@ def test_the_newest_row_of_a_key_counts_and_each_key_once(
         "zoo/b": ("foreign", 2, LONG_AGO_MS, "e"),
         theirs: ("other_cluster", 5, LONG_AGO_MS, "e"),
     }
-    counted = {str(one): (tally.keys, tally.size) for one, tally in result.classes.items()}
+    counted = {str(verdict): (tally.keys, tally.size) for verdict, tally in result.classes.items()}
     assert counted == {
         "live": (2, 20),
         "size_mismatch": (1, 11),
@@ -113,13 +113,13 @@ def test_versions_of_a_key_all_stay_and_of_its_current_rows_one_counts(
     rows = [
         Listed(own(7), 9, version="b"),
         Listed(own(7), 10, LONG_AGO_MS + 1000, version="c"),
-        *[Listed(own(7), 4, version=one, is_latest=False) for one in ("a", "z")],
+        *[Listed(own(7), 4, version=version, is_latest=False) for version in ("a", "z")],
         *[Listed(own(8), None, version=one, is_marker=True, is_latest=False) for one in "xy"],
-        *[Listed("zoo/a", 3, version=one, is_latest=False) for one in "pq"],
+        *[Listed("zoo/a", 3, version=version, is_latest=False) for version in "pq"],
     ]
     manifest = write_inventory(tmp_path, rows, "Parquet", started_ms=TAKEN_MS)
     folder, result = make_plan("plan", inventory=str(manifest))
-    counted = {str(one): (tally.keys, tally.size) for one, tally in result.classes.items()}
+    counted = {str(verdict): (tally.keys, tally.size) for verdict, tally in result.classes.items()}
     assert counted == {"live": (1, 10), "old_version": (4, 14), "delete_marker": (2, 0)}
     assert pq.read_table(folder / plan_folder.VERDICTS).num_rows == 7
     assert result.repeated_rows == 1
@@ -134,7 +134,7 @@ def test_keys_without_map_too(
     table = write_table(tmp_path / "table", rows, 1)
     state.broken_copies = 99
     _, result = make_plan("plan", inventory=str(table), inventory_taken_ms=TAKEN_MS, patience_s=0)
-    counted = {str(one): (tally.keys, tally.size) for one, tally in result.classes.items()}
+    counted = {str(verdict): (tally.keys, tally.size) for verdict, tally in result.classes.items()}
     assert counted == {"uncompared": (1, 10), "foreign": (1, 2)}
     assert result.repeated_rows == 2
 
@@ -163,7 +163,7 @@ def batch_of(rows: Sequence[tuple[str, Owner | None, int, int, str | None]]) -> 
         "size": [size for _, _, size, _, _ in rows],
         "modified_ms": [modified for _, _, _, modified, _ in rows],
         "etag": [etag for *_, etag in rows],
-        "owner": [int(one) for one in found],
+        "owner": [int(owner) for owner in found],
         "object_id": [object_id for _, object_id, _ in owners],
         "note": [note for _, _, note in owners],
     }

@@ -67,9 +67,9 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
         }
     )
     found: list[dict[str, Any]] = draw(st.lists(row, max_size=20))
-    for one in found:
-        if one["verdict"] == "missing":
-            one |= {"size": None, "modified_ms": None}
+    for path in found:
+        if path["verdict"] == "missing":
+            path |= {"size": None, "modified_ms": None}
     return found
 
 
@@ -84,21 +84,21 @@ def test_figures_agree_with_a_slow_model(rows: list[dict[str, Any]], batch: int)
 
     start = -(10**9)
     for tally, (_, end) in zip(found.ages, AGES, strict=True):
-        orphans = [one for one in rows if one["verdict"] == "orphan"]
+        orphans = [row for row in rows if row["verdict"] == "orphan"]
         assert tally == summed([one for one in orphans if start <= NOW - one["modified_ms"] < end])
         start = end
-    stored = [one for one in rows if one["verdict"] != "missing" and one["map_node"] is not None]
+    stored = [row for row in rows if row["verdict"] != "missing" and row["map_node"] is not None]
     assert dict(found.by_node) == {
-        node: summed([one for one in stored if one["map_node"] == node])
-        for node in {one["map_node"] for one in stored}
+        node: summed([row for row in stored if row["map_node"] == node])
+        for node in {row["map_node"] for row in stored}
     }
-    others = [one for one in rows if one["verdict"] in ("foreign", "marker")]
+    others = [row for row in rows if row["verdict"] in ("foreign", "marker")]
     assert dict(found.by_prefix) == {
-        prefix: summed([one for one in others if one["key"].split("/")[0] == prefix])
-        for prefix in {one["key"].split("/")[0] for one in others}
+        prefix: summed([other for other in others if other["key"].split("/")[0] == prefix])
+        for prefix in {other["key"].split("/")[0] for other in others}
     }
     assert found.further == Tally(0, 0)
-    missing = tuple(one["key"] for one in rows if one["verdict"] == "missing")
+    missing = tuple(row["key"] for row in rows if row["verdict"] == "missing")
     assert found.examples.get(Verdict.MISSING, ()) == missing
 
 
@@ -149,7 +149,7 @@ def page_of(texts: tuple[str, ...]) -> Page:
         namespace=text,
         place=text,
         unknown=texts,
-        guards=tuple(GuardResult(one, False, one) for one in texts),
+        guards=tuple(GuardResult(text, False, text) for text in texts),
     )
     return Page(report_page(made, figures))
 

@@ -44,14 +44,14 @@ def statements() -> Statements:
     """The statements of the page's policy, by name."""
     (block,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.S)
     text = block.replace("BUCKET", BUCKET).replace("NAMESPACE", OWN)
-    return {one["Sid"]: one for one in json.loads(text)["Statement"]}
+    return {statement["Sid"]: statement for statement in json.loads(text)["Statement"]}
 
 
 def of_command(name: str) -> Statements:
     """The statements that the page's table gives a command."""
     (row,) = re.findall(rf"^\| `{re.escape(name)}` \| (.*) \|$", PAGE.read_text(), re.M)
     named = re.findall(r"`(\w+)`", row)
-    return {sid: one for sid, one in statements().items() if sid.rstrip("2") in named}
+    return {sid: statement for sid, statement in statements().items() if sid.rstrip("2") in named}
 
 
 def without(given: Statements, right: str) -> Statements:
@@ -89,7 +89,7 @@ class Server:
         self.users += 1
         name, iam = f"user-{self.users}", self.iam()
         allowed = list(given.values())
-        if any("s3:DeleteObject" in one["Action"] for one in allowed):
+        if any("s3:DeleteObject" in statement["Action"] for statement in allowed):
             bucket = f"arn:aws:s3:::{BUCKET}"
             allowed.append({"Effect": "Allow", "Action": "s3:DeleteObject", "Resource": bucket})
         document = {"Version": "2012-10-17", "Statement": allowed}
@@ -167,8 +167,8 @@ def server(state: FakeMap, endpoint: str, tmp_path: Path) -> Iterator[Server]:
         enforce(moto, "0")
         with closing(made.bucket()) as store:
             state.mark(store)
-            for number, one in enumerate(ORPHANS):
-                store.put(one, b"orphan %d" % number)
+            for number, orphan in enumerate(ORPHANS):
+                store.put(orphan, b"orphan %d" % number)
             store.put(LIVE, b"live")
         yield made
         enforce(moto, "inf")
@@ -308,7 +308,7 @@ def test_a_key_that_may_not_be_deleted_is_named_with_the_right(server: Server) -
     del given["Delete"]
     folder = server.planned()
     store = server.user(
-        {sid: one for sid, one in given.items() if sid != "Lease"}
+        {sid: statement for sid, statement in given.items() if sid != "Lease"}
         | {"Lease": given["Lease"] | {"Action": ["s3:PutObject"]}}
     )
     result = run_apply(server, folder, store, delete=True)

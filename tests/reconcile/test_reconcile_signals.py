@@ -138,7 +138,7 @@ def test_a_signal_ends_an_inventory_early(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_breaks_off_and_a_second_is_as_before(number: int) -> None:
     seen: list[int] = []
-    before = {one: signal.signal(one, lambda one, _: seen.append(one)) for one in SIGNALS}
+    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in SIGNALS}
     try:
         with pytest.raises(CommandError) as told, interruptible("half of it", "begin again"):
             _raise_twice(number)
@@ -151,14 +151,14 @@ def test_the_first_signal_breaks_off_and_a_second_is_as_before(number: int) -> N
         signal.raise_signal(number)
         assert seen == [number] * 2
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_is_as_before_where_a_library_puts_the_handler_back(number: int) -> None:
     seen: list[int] = []
-    before = signal.signal(number, lambda one, _: seen.append(one))
+    before = signal.signal(number, lambda number, _: seen.append(number))
     try:
         with ending_event() as ending:
             handler = signal.getsignal(number)

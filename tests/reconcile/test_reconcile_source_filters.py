@@ -68,7 +68,7 @@ def test_rows_that_satisfy_all_filters_pass_and_others_do_not(seed: int) -> None
     given = filters(random.Random(seed))
     expression = row_filter(given, ROWS.schema)
     rows = ROWS.to_pylist()
-    expected = [row for row in rows if all(holds(one, row) for one in given)]
+    expected = [row for row in rows if all(holds(rule, row) for rule in given)]
     assert ROWS.filter(expression).to_pylist() == expected, given
 
 
@@ -76,7 +76,7 @@ def test_rows_that_satisfy_all_filters_pass_and_others_do_not(seed: int) -> None
 def test_a_shard_is_left_out_only_if_none_of_its_keys_may_pass(seed: int) -> None:
     from streammeta.reconcile.listing.source_filters import shard_may_pass
 
-    given = [one for one in filters(random.Random(seed)) if one.attribute == ("key",)]
+    given = [filter_ for filter_ in filters(random.Random(seed)) if filter_.attribute == ("key",)]
     cuts = [None, "a", "ab", "b", "z", None]
     for after, last in itertools.pairwise(cuts):
         keys = [
@@ -86,7 +86,7 @@ def test_a_shard_is_left_out_only_if_none_of_its_keys_may_pass(seed: int) -> Non
             and (after is None or word.encode() > after.encode())
             and (last is None or word.encode() <= last.encode())
         ]
-        if any(all(holds(one, {"key": key}) for one in given) for key in keys):
+        if any(all(holds(rule, {"key": key}) for rule in given) for key in keys):
             assert shard_may_pass(given, Shard(after, last)), (given, after, last)
 
 

@@ -296,7 +296,7 @@ def test_runs_of_batches_are_whole_and_none_is_too_large(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(source_module, "_PARTITION_ROWS", 10)
     for counts in ([], [3], [11], [4, 4, 4], [10, 10], [1, 12, 1], [0, 0, 10, 1]):
-        runs = [(one.first, one.end) for one in source_module._runs(counts)]  # type: ignore[attr-defined]
+        runs = [(run.first, run.end) for run in source_module._runs(counts)]  # type: ignore[attr-defined]
         assert [at for first, end in runs for at in range(first, end)] == list(range(len(counts)))
         assert all(sum(counts[a:b]) <= 10 or b - a == 1 for a, b in runs)
 
@@ -357,7 +357,7 @@ def test_a_bucket_is_cut_by_what_it_holds(objects: int, shards: int) -> None:
     found = shards_of_content(Store(), OWN)  # type: ignore[arg-type]
     assert len(found) == shards
     assert (found[0].after, found[-1].last) == (None, None)
-    assert all(one.last == two.after for one, two in itertools.pairwise(found))
+    assert all(earlier.last == two.after for earlier, two in itertools.pairwise(found))
 
 
 def _first_keys(objects: int, chance: random.Random) -> list[str]:
@@ -367,7 +367,7 @@ def _first_keys(objects: int, chance: random.Random) -> list[str]:
         return [own(chance.randrange(bound)) for _ in range(objects)]
     share = 1500 / objects
     reached = [chance.random() * share for _ in range(1500)]
-    return [own(int(f"{int(one * bound):08x}"[::-1], 16)) for one in reached]
+    return [own(int(f"{int(share * bound):08x}"[::-1], 16)) for share in reached]
 
 
 def test_shards_hold_every_key_once(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_plan_and_its_apply_tell_what_they_found_and_did(config: WatchConfig) 
     assert numbers(planned) == (34, 3, 30, None, 0)
     assert numbers(dry) == (3, None, None, 0, None)
     assert numbers(applied) == (3, None, None, 3, None)
-    assert [(each.kind, each.engine, each.result) for each in (planned, dry, applied)] == [
+    assert [(run.kind, run.engine, run.result) for run in (planned, dry, applied)] == [
         ("plan", "local", "settled"),
         ("apply", "local", "settled"),
         ("apply", "local", "settled"),
@@ -119,7 +119,7 @@ def test_the_newest_runs_are_kept_and_what_was_known_before_is_remembered() -> N
     runs = reconcile_runs.Runs().followed_by(RUN)
     for number in range(reconcile_runs.RUNS_MAX + 3):
         runs = runs.followed_by(replace(FAILED, ended_ms=3_000 + number))
-    assert [each.ended_ms for each in runs.runs] == [
+    assert [run.ended_ms for run in runs.runs] == [
         3_022 - at for at in range(reconcile_runs.RUNS_MAX)
     ]
     assert (runs.last_success_ms, runs.orphan_bytes, runs.missing) == (2_000, 20, 0)

@@ -33,11 +33,11 @@ def inside(spans: tuple[ReadableSpan, ...], parent: ReadableSpan) -> list[str]:
     """Return the names of the children of a span, by their begin."""
     (own_id,) = {ids(parent)[1]}
     found = [
-        one
-        for one in spans
-        if one.parent is not None and one.parent.span_id.to_bytes(8, "big") == own_id
+        span
+        for span in spans
+        if span.parent is not None and span.parent.span_id.to_bytes(8, "big") == own_id
     ]
-    return [one.name for one in sorted(found, key=lambda one: one.start_time or 0)]
+    return [span.name for span in sorted(found, key=lambda span: span.start_time or 0)]
 
 
 def plant(scene: Scene, orphans: int) -> None:
@@ -62,20 +62,20 @@ def test_a_run_has_a_span_for_each_phase_and_each_batch(scene: Scene, tmp_path: 
         assert listed["rows"] == len(scene.bucket.keys()) + 1, "the marker too"
         snapshot = only(spans, f"{PREFIX}snapshot")
         assert "streammeta.v1.MetadataService/GetSnapshot" in inside(spans, snapshot)
-        assert {ids(one)[0] for one in spans} == {ids(root)[0]}
+        assert {ids(span)[0] for span in spans} == {ids(root)[0]}
 
         exported.clear()
         apply(ApplyConfig(tmp_path / "p", delete=True, keys_per_s=10))
         spans = exported.get_finished_spans()
         root = only(spans, f"{PREFIX}apply")
-        batches = [one for one in spans if one.name == f"{PREFIX}batch"]
+        batches = [span for span in spans if span.name == f"{PREFIX}batch"]
         assert inside(spans, root).count(f"{PREFIX}batch") == len(batches) > 1
         outcomes: Counter[str] = Counter()
         for batch in batches:
             assert CHECK in inside(spans, batch)
             outcomes.update({name: int(str(n)) for name, n in (batch.attributes or {}).items()})
         assert outcomes == {"deleted": 30}
-        assert {ids(one)[0] for one in spans} == {ids(root)[0]}
+        assert {ids(span)[0] for span in spans} == {ids(root)[0]}
 
 
 @pytest.mark.spark
@@ -94,7 +94,7 @@ def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(sc
         assert {(one.trace_id, one.parent_span_id) for one in batches} == {(trace_id, root_id)}
         outcomes: Counter[str] = Counter()
         for batch in batches:
-            assert CHECK in [one.name for one in collector.in_span(batch)]
+            assert CHECK in [span.name for span in collector.in_span(batch)]
             outcomes.update({one.key: one.value.int_value for one in batch.attributes})
         assert outcomes == {"deleted": 30}
         assert collector.services == {"streammeta-reconcile"}

@@ -117,7 +117,7 @@ def test_a_guard_keeps_a_round_from_deleting_and_the_next_goes_on(
             state.objects = objects
 
     rounds = run(replace(config, rounds=2), mend)
-    assert [one.outcome for one in rounds] == [RoundOutcome.GUARD, RoundOutcome.SETTLED]
+    assert [round_.outcome for round_ in rounds] == [RoundOutcome.GUARD, RoundOutcome.SETTLED]
     assert "empty_map" in rounds[0].problem
     assert rounds[0].last_success_ms == 0 < rounds[1].last_success_ms
     assert keys_of(bucket) == LEFT
@@ -130,7 +130,7 @@ def test_a_failed_round_is_told_and_the_next_is_tried(config: WatchConfig, scene
         scene.state.refuse = None
 
     rounds = run(replace(config, rounds=2), mend)
-    assert [one.outcome for one in rounds] == [RoundOutcome.FAILED, RoundOutcome.SETTLED]
+    assert [round_.outcome for round_ in rounds] == [RoundOutcome.FAILED, RoundOutcome.SETTLED]
     assert (rounds[0].plan, "no leader answered" in rounds[0].problem) == ("", True)
     assert keys_of(scene.bucket) == LEFT
 
@@ -164,9 +164,9 @@ def test_what_makes_no_sense_is_refused_at_once(config: WatchConfig) -> None:
         replace(config, rounds=0),
         replace(config, plan=replace(config.plan, grace_ms=1)),
     )
-    for one in wrong:
+    for words in wrong:
         with pytest.raises(ConfigurationError, match=r"--every|--keep|--rounds|--grace"):
-            run(one)
+            run(words)
 
 
 def test_one_process_at_a_time_works_in_a_folder(config: WatchConfig) -> None:
@@ -190,13 +190,13 @@ def test_history_is_bounded_and_other_files_stay(config: WatchConfig, bucket: Lo
     draft = folder / ".20200101T000000Z-round-0000.draft-01234567"
     draft.mkdir()
     rounds = run(replace(config, rounds=4, kept=2))
-    first, second, *last = [folder / one.plan for one in rounds]
+    first, second, *last = [folder / round_.plan for round_ in rounds]
     assert not second.exists()
     assert not draft.exists()
     kept = {path.name for path in first.iterdir()}
     assert {"plan.json", "report.html", "candidates", "runs"} <= kept
     assert not kept & {"verdicts", "map", "uploads"}
-    assert all((one / "verdicts").is_dir() for one in last)
+    assert all((folder / "verdicts").is_dir() for folder in last)
     assert all((folder / name).read_text() == "not ours" for name in strangers)
     assert len([*(first / "runs").glob("*/undo/*.jsonl")]) == 1
 
@@ -246,7 +246,7 @@ def test_the_command_ends_by_sigterm_and_goes_on_after_a_kill(
         process.send_signal(ended_by)
         said, _ = process.communicate(timeout=60)
     assert keys_of(bucket) == LEFT
-    families = {one.name: one for one in text_string_to_metric_families(metrics.read_text())}
+    families = {kind.name: kind for kind in text_string_to_metric_families(metrics.read_text())}
     assert set(families) == set(METRICS)
     now_s = time.time()
     for name in ("last_round", "last_success"):
@@ -254,9 +254,9 @@ def test_the_command_ends_by_sigterm_and_goes_on_after_a_kill(
         assert now_s - 120 < sample.value <= now_s
         assert sample.labels == {"store": bucket.uri}
     deleted = [
-        one.value
-        for one in families["streammeta_reconcile_candidates"].samples
-        if one.labels["outcome"] == "deleted"
+        sample.value
+        for sample in families["streammeta_reconcile_candidates"].samples
+        if sample.labels["outcome"] == "deleted"
     ]
     assert deleted == [len(ORPHANS)]
     if ended_by == signal.SIGTERM:
@@ -269,7 +269,7 @@ def test_the_command_ends_by_sigterm_and_goes_on_after_a_kill(
 
 def test_each_round_reads_the_newest_inventory(scene: Scene, config: WatchConfig) -> None:
     def listed() -> list[Listed]:
-        return [Listed(one.key, one.size) for one in scene.bucket.store.list_objects()]
+        return [Listed(object_.key, object_.size) for object_ in scene.bucket.store.list_objects()]
 
     first = write_inventory(scene.root / "lists", listed()).parent
     with_inventory = replace(config.plan, inventory=f"{first.parent}/")
@@ -281,7 +281,7 @@ def test_each_round_reads_the_newest_inventory(scene: Scene, config: WatchConfig
 
     rounds = replace(config, plan=with_inventory, rounds=2, interval_s=1)
     watch(rounds, threading.Event(), tell)
-    assert [Path(one).parent.name for one in told] == [first.name, "2026-05-02T01-00Z"]
+    assert [Path(path).parent.name for path in told] == [first.name, "2026-05-02T01-00Z"]
 
 
 def test_one_inventory_for_all_rounds_is_refused(config: WatchConfig) -> None:
@@ -296,8 +296,8 @@ def test_the_page_names_every_metric_and_every_outcome() -> None:
         assert re.search(rf"^\| `{name}` \| store[a-z, ]* \| {re.escape(meaning)} \|$", page, re.M)
     rounds = page.partition("\n## Continuous rounds\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([a-z]+)` \|", rounds, re.M) == [
-        str(one)
-        for one in (
+        str(outcome)
+        for outcome in (
             RoundOutcome.SETTLED,
             RoundOutcome.LOST,
             RoundOutcome.GUARD,

@@ -47,8 +47,8 @@ def voters(*node_ids: int) -> VoterSet:
     """Voters that are known with their disks, `disk1` that of node 1."""
     return VoterSet(
         tuple(
-            Voter(ReplicaKey(NodeId(each), DirectoryId(f"disk{each}")), f"127.0.0.1:{each}")
-            for each in node_ids
+            Voter(ReplicaKey(NodeId(node), DirectoryId(f"disk{node}")), f"127.0.0.1:{node}")
+            for node in node_ids
         )
     )
 

@@ -69,7 +69,7 @@ class Place:
 
     def generations(self) -> list[int]:
         store = open_object_store(self.uri)
-        found = [one.number for one in bucket_marker.read_generations(store, NAMESPACE)]
+        found = [mark.number for mark in bucket_marker.read_generations(store, NAMESPACE)]
         store.close()
         return found
 

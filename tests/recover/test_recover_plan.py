@@ -84,7 +84,7 @@ CASES = (
     Case("all are there", (report(1), report(2), report(3)), (), None, "MAJORITY_IS_THERE"),
     Case(
         "half of four is no majority",
-        tuple(report(each, voters=voters_text(voters(1, 2, 3, 4))) for each in (3, 4)),
+        tuple(report(node_id, voters=voters_text(voters(1, 2, 3, 4))) for node_id in (3, 4)),
         (1, 2),
         3,
     ),
@@ -309,7 +309,7 @@ def test_a_segment_is_read_like_the_journal_reads_it() -> None:
     journal.close()
     log.batches.append(Batch(EndOffset(log.end), Epoch(5), BatchKind.CONTROL, (b'{"type":"x"}',)))
     found = open_segments(disk, DIRECTORY, journal.identity.log_id)
-    assert [one.problem for one in found] == [""] * len(found)
+    assert [finding.problem for finding in found] == [""] * len(found)
 
 
 class Bucket:

@@ -44,7 +44,7 @@ def filled(cluster: LocalCluster) -> dict[str, str]:
 
 
 def has_three_voters(cluster: LocalCluster) -> bool:
-    return sum(one.voter for one in describe(cluster).controllers) == 3
+    return sum(controller.voter for controller in describe(cluster).controllers) == 3
 
 
 def error_of(answer: dict[str, object]) -> str:

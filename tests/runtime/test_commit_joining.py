@@ -29,7 +29,7 @@ async def prepared() -> tuple[MetadataController, MemoryLog]:
     controller, log = await leading()
     await committed(log, controller.write(r.RegisterNode(node=OTHER)))
     await committed(log, controller.write(create("streams", STREAMS)))
-    streams = tuple(r.StreamToOpen(stream_id=each, stream_epoch=1) for each in range(STREAMS))
+    streams = tuple(r.StreamToOpen(stream_id=stream, stream_epoch=1) for stream in range(STREAMS))
     await committed(log, controller.write(r.OpenStreams(node=NODE, streams=streams)))
     ids = r.PrepareObjects(request_id="ids", node=NODE, count=100, ttl_ms=60_000)
     await committed(log, controller.write(ids))
@@ -57,7 +57,7 @@ async def joined(
 ) -> list[Answered | BaseException]:
     """Make calls that arrive together; commit all that they append."""
     joiner = CommitBatcher(controller)
-    calls = [asyncio.ensure_future(joiner.write(each)) for each in uploads]
+    calls = [asyncio.ensure_future(joiner.write(joined_upload)) for joined_upload in uploads]
     while not all(call.done() for call in calls):
         await asyncio.sleep(0)
         if log.next_offset > log.committed:
@@ -74,8 +74,8 @@ def verdict(answered: Answered | BaseException) -> tuple[int, list[int]]:
 async def test_calls_that_arrive_together_are_one_entry_of_the_log() -> None:
     controller, log = await prepared()
     before = log.next_offset
-    answers = await joined(controller, log, *(upload(each, each) for each in range(20)))
-    assert [verdict(each) for each in answers] == [(0, [0])] * 20
+    answers = await joined(controller, log, *(upload(stream, stream) for stream in range(20)))
+    assert [verdict(answer) for answer in answers] == [(0, [0])] * 20
     assert log.next_offset == before + 1
 
 
@@ -84,8 +84,8 @@ async def test_calls_that_come_one_by_one_behind_a_batch_share_the_next() -> Non
     joiner = CommitBatcher(controller)
     before = log.next_offset
     calls = []
-    for each in range(6):
-        calls.append(asyncio.ensure_future(joiner.write(upload(each, each))))
+    for stream_id in range(6):
+        calls.append(asyncio.ensure_future(joiner.write(upload(stream_id, stream_id))))
         for _ in range(4):
             await asyncio.sleep(0)
     assert log.next_offset == before + 1, "the first went alone, the others wait for its commit"
@@ -106,7 +106,7 @@ async def test_few_calls_behind_many_rest_until_most_have_come_again(
     joiner = CommitBatcher(controller)
 
     def asked(*ids: int) -> list[asyncio.Future[Answered]]:
-        return [asyncio.ensure_future(joiner.write(upload(each, each))) for each in ids]
+        return [asyncio.ensure_future(joiner.write(upload(stream, stream))) for stream in ids]
 
     async def appended() -> None:
         await until(lambda: log.next_offset > log.committed, "an entry")
@@ -138,7 +138,7 @@ async def test_a_call_behind_a_lone_one_is_decided_at_once(monkeypatch: pytest.M
     lone = joiner.write(upload(1, 1))
     lone.send(None)  # no turn of the event loop passes
     assert (log.next_offset, flushes) == (before + 1, [before + 1])
-    behind = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in (2, 3)]
+    behind = [asyncio.ensure_future(joiner.write(upload(stream, stream))) for stream in (2, 3)]
     for _ in range(4):
         await asyncio.sleep(0)
     assert log.next_offset == before + 1, "calls behind it wait for its commit together"
@@ -179,15 +179,15 @@ async def test_joined_commits_end_like_commits_alone(seed: int) -> None:
     together, its_log = await prepared()
     answers = await joined(together, its_log, *uploads)
     alone, log = await prepared()
-    expected = [await committed(log, alone.write(each)) for each in uploads]
-    assert [verdict(each) for each in answers] == [verdict(each) for each in expected]
+    expected = [await committed(log, alone.write(joined_upload)) for joined_upload in uploads]
+    assert [verdict(answer) for answer in answers] == [verdict(answer) for answer in expected]
     assert together.cluster_metadata.freeze().digest() == alone.cluster_metadata.freeze().digest()
 
 
 async def test_a_repeat_in_flight_gets_the_first_answer() -> None:
     controller, log = await prepared()
     answers = await joined(controller, log, upload(1, 1), upload(1, 1), upload(2, 2))
-    assert [verdict(each) for each in answers] == [(0, [0])] * 3
+    assert [verdict(answer) for answer in answers] == [(0, [0])] * 3
 
 
 async def test_another_content_under_one_id_is_refused() -> None:
@@ -228,7 +228,7 @@ async def test_what_is_malformed_is_refused_as_if_it_were_alone(
     with pytest.raises(errors.InvalidRequestError) as alone:
         await controller.write(bad)
     assert str(refusal) == str(alone.value)
-    assert [verdict(each) for each in others] == [(0, [0])] * 2
+    assert [verdict(answer) for answer in others] == [(0, [0])] * 2
 
 
 async def test_columns_that_fit_only_together_are_refused() -> None:
@@ -236,16 +236,16 @@ async def test_columns_that_fit_only_together_are_refused() -> None:
     long = replace(upload(1, 1), ranges=replace(upload(1, 1).ranges, end_offset=np.array([1, 2])))
     short = replace(upload(2, 2), ranges=replace(upload(2, 2).ranges, end_offset=np.array([])))
     answers = await joined(controller, log, long, short)
-    assert all(isinstance(each, errors.InvalidRequestError) for each in answers)
+    assert all(isinstance(answer, errors.InvalidRequestError) for answer in answers)
 
 
 async def test_commits_beyond_one_request_wait_for_the_next() -> None:
     controller, log = await prepared()
-    wide = [upload(each, each) for each in range(4)]
+    wide = [upload(stream_id, stream_id) for stream_id in range(4)]
     rows = 12_000
     wide = [
         replace(
-            each,
+            commit,
             ranges=v.RangeColumns(
                 stream_id=np.arange(rows) + 1_000,
                 stream_epoch=np.ones(rows, dtype=np.int64),
@@ -253,38 +253,38 @@ async def test_commits_beyond_one_request_wait_for_the_next() -> None:
                 end_offset=np.ones(rows, dtype=np.int64),
             ),
         )
-        for each in wide
+        for commit in wide
     ]
     answers = await joined(controller, log, *wide)
-    assert {verdict(each)[0] for each in answers} == {errors.ErrorCode.STREAM_NOT_EXIST}
+    assert {verdict(answer)[0] for answer in answers} == {errors.ErrorCode.STREAM_NOT_EXIST}
 
 
 async def test_leadership_lost_before_the_decision_fails_all() -> None:
     controller, log = await prepared()
     joiner = CommitBatcher(controller)
-    calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
+    calls = [asyncio.ensure_future(joiner.write(upload(stream, stream))) for stream in range(3)]
     log.lose_leadership(truncate=True)
     results = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(each, errors.NotLeaderError) for each in results)
+    assert all(isinstance(result, errors.NotLeaderError) for result in results)
 
 
 async def test_leadership_lost_before_the_commit_leaves_the_outcome_unknown() -> None:
     controller, log = await prepared()
     joiner = CommitBatcher(controller)
-    calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
+    calls = [asyncio.ensure_future(joiner.write(upload(stream, stream))) for stream in range(3)]
     before = log.next_offset
     for _ in range(3):
         await asyncio.sleep(0)
     assert log.next_offset > before
     log.lose_leadership(truncate=True)
     results = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(each, errors.OutcomeUnknownError) for each in results)
+    assert all(isinstance(result, errors.OutcomeUnknownError) for result in results)
 
 
 async def test_a_caller_that_goes_disturbs_no_other() -> None:
     controller, log = await prepared()
     joiner = CommitBatcher(controller)
-    calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
+    calls = [asyncio.ensure_future(joiner.write(upload(stream, stream))) for stream in range(3)]
     await asyncio.sleep(0)
     calls[1].cancel()
     while not all(call.done() for call in calls):
@@ -292,7 +292,7 @@ async def test_a_caller_that_goes_disturbs_no_other() -> None:
         if log.next_offset > log.committed:
             log.commit()
     assert calls[1].cancelled()
-    assert [verdict(calls[each].result()) for each in (0, 2)] == [(0, [0])] * 2
+    assert [verdict(calls[stream_id].result()) for stream_id in (0, 2)] == [(0, [0])] * 2
 
 
 UPLOADS_TO = 6
@@ -302,7 +302,7 @@ OBJECTS = 200
 async def with_objects() -> tuple[MetadataController, MemoryLog]:
     controller, log = await leading()
     await committed(log, controller.write(create("streams", UPLOADS_TO)))
-    streams = tuple(r.StreamToOpen(stream_id=each, stream_epoch=1) for each in range(UPLOADS_TO))
+    streams = tuple(r.StreamToOpen(stream_id=id_, stream_epoch=1) for id_ in range(UPLOADS_TO))
     await committed(log, controller.write(r.OpenStreams(node=NODE, streams=streams)))
     ids = r.PrepareObjects(request_id="ids", node=NODE, count=OBJECTS, ttl_ms=60_000)
     await committed(log, controller.write(ids))

@@ -72,7 +72,7 @@ async def test_all_that_rest_go_on_together_once_they_are_worth_a_batch() -> Non
     resting = [asyncio.ensure_future(rests.wait()) for _ in range(3)]
     resting[0].cancel()  # its caller has gone
     await asyncio.sleep(0)
-    assert not any(each.done() for each in resting[1:])
+    assert not any(task.done() for task in resting[1:])
     rests.record_arrival(ENOUGH_BYTES)
     await asyncio.wait_for(asyncio.gather(*resting[1:]), PATIENCE_S)
 

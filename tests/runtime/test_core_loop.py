@@ -170,7 +170,7 @@ def flush_slowly(place: FlushPlace, now: float) -> float:
     place.record_loop_flush(SLOW_S, now)
     for _ in range(REMEMBERED):
         place.record_flush(QUICK_S / 4)
-    stops_s: float = next(each for each in BACKOFFS if place.is_loop(1, now + each))
+    stops_s: float = next(backoff for backoff in BACKOFFS if place.is_loop(1, now + backoff))
     assert not place.is_loop(1, now + stops_s * 0.99)
     return stops_s
 

@@ -309,7 +309,7 @@ async def test_writes_that_arrive_behind_two_batches_share_the_third(
 ) -> None:
     await cluster.fill("a", 1)
     node = cluster.nodes[await cluster.leader()]
-    cluster.drops = lambda one, other, request: is_fetch(request)
+    cluster.drops = lambda sender, other, request: is_fetch(request)
     begun = node.driver.next_offset
     writes = []
     for number in range(append_batching.BATCHES_UNDER_WAY_MAX + WAITING):

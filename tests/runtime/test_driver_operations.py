@@ -99,7 +99,7 @@ async def test_a_change_that_is_not_committed_in_time_may_still_be(cluster: Memo
     leader = await cluster.leader()
     node = cluster.nodes[leader]
     gone = next(n for n in cluster.nodes.values() if n is not node)
-    cluster.drops = lambda one, other, request: is_fetch(request)
+    cluster.drops = lambda sender, other, request: is_fetch(request)
 
     with pytest.raises(quorum_errors.VoterChangeError, match="50 ms") as late:
         await node.driver.remove_voter(gone.key, 50)
@@ -151,7 +151,7 @@ async def test_appends_are_refused_while_leadership_is_handed_over(cluster: Memo
     old = await cluster.leader()
     to = next(i for i in cluster.nodes if i != old)
     node = cluster.nodes[old]
-    cluster.drops = lambda one, other, request: one == to and is_fetch(request)
+    cluster.drops = lambda sender, other, request: sender == to and is_fetch(request)
     await cluster.nodes[old].controller.write(create("b"))
     handing = asyncio.create_task(node.driver.transfer_leadership(NodeId(to), SOON_MS))
     await until(lambda: node.driver.describe().is_transferring, "a transfer")
@@ -351,7 +351,7 @@ async def test_reads_in_flight_together_ask_the_voters_twice(cluster: MemoryClus
             await asyncio.sleep(0)
         return await node.driver.read_barrier()
 
-    indexes = await asyncio.gather(*(read_after(2 * (each % 2)) for each in range(64)))
+    indexes = await asyncio.gather(*(read_after(2 * (number % 2)) for number in range(64)))
 
     assert min(indexes) >= 1
     assert _read_round(node) - before == 2, (

@@ -172,7 +172,7 @@ async def test_a_leaders_view_counts_only_once_it_is_committed(
 ) -> None:
     await cluster.fill("a", 5)
     node = cluster.nodes[leader := await cluster.leader()]
-    cluster.drops = lambda one, other, request: leader == other and is_fetch(request)
+    cluster.drops = lambda sender, other, request: leader == other and is_fetch(request)
     doubtful = asyncio.create_task(node.controller.write(create("doubtful")))
     taking = asyncio.create_task(node.driver.take_snapshot())
     await until(lambda: bool(cluster.snapshot_files(leader)), "a file")

@@ -74,8 +74,8 @@ def test_a_request_leaves_when_its_write_is_durable_and_not_before(
     transport = RecordingTransport()
     outbox = Outbox(transport)
     outbox.durable(3)
-    for each in (request_, FETCH):
-        outbox.send(Send(NodeId(0), each, after=5))
+    for request in (request_, FETCH):
+        outbox.send(Send(NodeId(0), request, after=5))
     outbox.durable(4)
     assert not transport.sent
     for token in (5, 6):

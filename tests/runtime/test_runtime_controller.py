@@ -322,9 +322,9 @@ async def test_members_have_equal_hashes_at_one_offset_ahead_while_writes_go_on(
     await committed(log, leader.write(REGISTER))
     feed(follower, log, 0, log.committed)
     target = log.next_offset + 2
-    asked = [await submit(each.state_hash(target)) for each in (leader, follower)]
+    asked = [await submit(controller.state_hash(target)) for controller in (leader, follower)]
     writes = [await submit(leader.write(create(f"r{number}"))) for number in range(5)]
-    assert not any(each.done() for each in asked), "nothing of it is committed"
+    assert not any(task.done() for task in asked), "nothing of it is committed"
     log.commit()
     at_leader = await asked[0]
     assert not asked[1].done()
@@ -424,4 +424,4 @@ async def test_few_wait_at_a_time_and_who_gives_up_makes_room() -> None:
     await asyncio.wait({waiting[0]})
     last = await submit(leader.state_hash(log.committed + 1))
     await committed(log, leader.write(create("a")))
-    assert {(await each).offset for each in (*waiting[1:], last)} == {log.committed}
+    assert {(await task).offset for task in (*waiting[1:], last)} == {log.committed}

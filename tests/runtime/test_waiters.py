@@ -117,7 +117,7 @@ async def test_what_was_released_is_answered_though_leadership_is_lost_before_it
     waiters.fail_all(OutcomeUnknownError("gone"))
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert outcomes[:100] == [None] * 100, "committed before"
-    assert all(isinstance(each, OutcomeUnknownError) for each in outcomes[100:])
+    assert all(isinstance(outcome, OutcomeUnknownError) for outcome in outcomes[100:])
     assert len(waiters) == 0
 
 

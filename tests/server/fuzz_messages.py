@@ -198,16 +198,16 @@ def state_of(channel: grpc.Channel) -> State:
     check = objects_pb2.CheckObjectsRequest(object_ids=[0])
     state = State(next_object=objects.CheckObjects(check, timeout=_TIMEOUT_S).next_object_id)
     every_stream = streams_pb2.DescribeStreamsRequest()
-    for one in streams.DescribeStreams(every_stream, timeout=_TIMEOUT_S).streams:
-        state.streams[one.stream_id] = Stream(
-            epoch=_known(one, "epoch"),
-            index=_known(one, "range_index"),
-            start=one.start_offset,
-            end=one.end_offset,
-            opened=one.state == common_pb2.STREAM_STATE_OPENED,
-            node=_known(one, "node_id"),
+    for stream in streams.DescribeStreams(every_stream, timeout=_TIMEOUT_S).streams:
+        state.streams[stream.stream_id] = Stream(
+            epoch=_known(stream, "epoch"),
+            index=_known(stream, "range_index"),
+            start=stream.start_offset,
+            end=stream.end_offset,
+            opened=stream.state == common_pb2.STREAM_STATE_OPENED,
+            node=_known(stream, "node_id"),
         )
-        for owed in one.pending_uploads:
+        for owed in stream.pending_uploads:
             key = (owed.node_id, owed.stream_id)
             state.pending[key] = (owed.start_offset, owed.end_offset)
     state.next_stream = max(state.streams, default=-1) + 1

@@ -51,7 +51,9 @@ class Rpcs:
         """Call the RPC that takes such a request."""
         asked = request.DESCRIPTOR
         services = asked.file.services_by_name.values()
-        rpc = next(each for one in services for each in one.methods if each.input_type is asked)
+        rpc = next(
+            method for one in services for method in one.methods if method.input_type is asked
+        )
         response = message_factory.GetMessageClass(rpc.output_type)  # type: ignore[arg-type]
         method = f"{rpc.containing_service.name}/{rpc.name}"
         return await self.call(method, request, response, **options)
@@ -80,8 +82,8 @@ class Rpcs:
             streams_pb2.OpenStreamsRequest(
                 node=NODE,
                 streams=[
-                    streams_pb2.StreamToOpen(stream_id=one, stream_epoch=1)
-                    for one in created.stream_ids
+                    streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)
+                    for stream_id in created.stream_ids
                 ],
             )
         )

@@ -149,7 +149,7 @@ async def test_an_answer_in_turns_is_that_of_the_map_at_one_offset(seed: int) ->
         for query in request.queries:
             one = requests.ObjectQuery(query.stream_id, query.start_offset, -1)
             found: Any = leader.map.cluster_metadata.query(requests.GetObjects(queries=(one,)))
-            results.append([each.object_id for each in found.results[0].objects])
+            results.append([object_.object_id for object_ in found.results[0].objects])
         expected[leader.log.next_offset] = results
 
     async def keep_committing() -> None:
@@ -166,7 +166,7 @@ async def test_an_answer_in_turns_is_that_of_the_map_at_one_offset(seed: int) ->
     offsets = set()
     for answer, offset in await asyncio.gather(*reads):
         offsets.add(offset)
-        found = [[each.object_id for each in one.objects] for one in answer.results]
+        found = [[object_.object_id for object_ in result.objects] for result in answer.results]
         assert found == expected[offset], f"seed {seed}"
     assert max(offsets) < leader.log.next_offset or committing.done() is False, "commits went on"
     await committing

@@ -80,8 +80,8 @@ async def test_commits_of_a_message_are_judged_in_order(rpcs: Rpcs) -> None:
     fenced = effects(upload(first + 1, stream_id, 10), trims=[StreamTrim(stream_id, 2, 4)])
     plain = effects(upload(first + 2, stream_id, 10))
     commits = (own, taken, fenced, plain)
-    answers = await through_pipeline(rpcs, *(one.request(NODE) for one in commits))
-    verdicts = [one.verdict(answer) for one, answer in zip(commits, answers, strict=True)]
+    answers = await through_pipeline(rpcs, *(commit.request(NODE) for commit in commits))
+    verdicts = [commit.verdict(answer) for commit, answer in zip(commits, answers, strict=True)]
     errors = [verdict.error for verdict in verdicts]
     refused = [ERROR_CODE_KEY_EXIST, ERROR_CODE_STREAM_INNER_ERROR]
     assert errors == [ERROR_CODE_NONE, *refused, ERROR_CODE_NONE]

@@ -124,7 +124,7 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
             lambda: any("objects_deleted" in line for line in log_of(cluster)),
             "the expired object to be deleted",
         )
-        kept = [key_for(one, namespace) for one in (expiring, lost)]
+        kept = [key_for(object_id, namespace) for object_id in (expiring, lost)]
         for key in kept:
             store.put(key, b"of the lost time")
         stop(cluster)

@@ -102,7 +102,7 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
     store.put(key_for(object_id, namespace), b"uploaded, never committed")
 
     def others() -> list[str]:
-        keys = (one.key for one in store.list_objects())
+        keys = (object_.key for object_ in store.list_objects())
         return [key for key in keys if not is_own_key(key, namespace)]
 
     wait_until(lambda: others() == ["not/ours.txt"], "the expired object's bytes to go")
@@ -231,10 +231,10 @@ async def _lives(endpoints: list[str], bucket: Path) -> None:
         index = await named.put("7-index", b"index", owner=LEDGER)
         kept = await named.put("snapshot", b"kept", owner=OwnerStream(stream_id))
         assert await named.get("7-data") == b"blocks"
-        (found,) = [one async for one in named.describe(prefix="7-d")]
+        (found,) = [object_ async for object_ in named.describe(prefix="7-d")]
         assert (found.object_id, found.owner, found.metadata) == (data, LEDGER, {"role": "data"})
         await _refusals(named)
-        keys = {one: key_for(one, session.namespace) for one in (data, index, kept)}
+        keys = {id_: key_for(id_, session.namespace) for id_ in (data, index, kept)}
         store.put(keys[index], b"other")
         with pytest.raises(CorruptObjectError):
             await named.get("7-index")
@@ -244,7 +244,7 @@ async def _lives(endpoints: list[str], bucket: Path) -> None:
         await until(
             lambda: _is_gone(store, keys[data]), "deletion of an object without owner", 60.0
         )
-        assert [one.name async for one in named.describe()] == ["snapshot"]
+        assert [object_.name async for object_ in named.describe()] == ["snapshot"]
         assert await named.get("snapshot") == b"kept"
         await _empty_owners(client, named, stream_id)
 
@@ -258,9 +258,9 @@ async def _empty_owners(client: ControllerClient, named: NamedObjects, stream_id
     assert not await named.delete_all_of(OwnerStream(stream_id))
     await named.delete([], with_owner_key=LEDGER)
     await named.delete(["8-data"], with_owner_key=LEDGER)
-    assert [one.name async for one in named.describe()] == ["7-data", "7-index"]
+    assert [object_.name async for object_ in named.describe()] == ["7-data", "7-index"]
     assert await named.delete_all_of(LEDGER, with_owner_key=True)
-    assert not [one async for one in named.describe()]
+    assert not [object_ async for object_ in named.describe()]
     with pytest.raises(KeyNotFoundError):
         await named.put("7-data", b"blocks", owner=LEDGER)
 
@@ -281,4 +281,4 @@ async def _delete_key(client: ControllerClient) -> None:
 
 
 def _is_gone(store: LocalObjectStore, key: str) -> bool:
-    return key not in {one.key for one in store.list_objects(key)}
+    return key not in {object_.key for object_ in store.list_objects(key)}

@@ -107,9 +107,9 @@ async def recover(client: ControllerClient, target: BrokerSession, streams: list
     owner = common_pb2.NodeIdentity(node_id=FAILED, node_epoch=1)
     request = streams_pb2.GetOpeningStreamsRequest(node=owner, failover=True)
     left = await client.call(methods.GET_OPENING_STREAMS, request)
-    found = {one.stream_id: (one.end_offset, one.upload_end_offset) for one in left.streams}
+    found = {id_.stream_id: (id_.end_offset, id_.upload_end_offset) for id_ in left.streams}
     assert found == {streams[0]: (10, 0), streams[1]: (0, 0), streams[2]: (10, 20)}
-    owed = [one.stream_id for one in left.streams if one.HasField("upload_end_offset")]
+    owed = [stream.stream_id for stream in left.streams if stream.HasField("upload_end_offset")]
     assert owed == [streams[2]]
     # The log of the failed node held [10, 15) of the first stream, never committed.
     rows = {streams[0]: (10, 15), streams[2]: (10, 20)}
@@ -139,7 +139,7 @@ async def compact(client: ControllerClient, target: BrokerSession, streams: list
         ranges=objects_pb2.RangeColumns(
             stream_id=[streams[0], streams[2]], start_offset=[0, 0], end_offset=[15, 20]
         ),
-        compacted_object_ids=[one.object_id for one in listed.objects],
+        compacted_object_ids=[object_.object_id for object_ in listed.objects],
         failover=True,
     )
     answer = await client.call(methods.COMMIT_STREAM_SET_OBJECT, request)
@@ -159,7 +159,7 @@ async def scenario(cluster: LocalCluster) -> None:
             assert (await node(client, FAILED)).state == nodes_pb2.NODE_STATE_ACTIVE
 
             async def is_assigned() -> bool:
-                return [one.node_id for one in heartbeat.recoveries] == [FAILED]
+                return [recovery.node_id for recovery in heartbeat.recoveries] == [FAILED]
 
             await until(is_assigned, "the failed node's data to be assigned")
             assert (await node(client, FAILED)).state == nodes_pb2.NODE_STATE_FENCED

@@ -196,10 +196,10 @@ async def load(cluster: LocalCluster) -> None:
         streams = await client.create_streams([{"topic": "quiet"}] * STREAMS)
         await client.open_streams(streams)
         for number in range(ROUNDS):
-            acks = [client.append(each, b"%d" % number) for each in streams]
+            acks = [client.append(stream, b"%d" % number) for stream in streams]
             await asyncio.gather(*acks)
         for stream in streams:
-            records = [bytes(each.payload) async for each in client.iterate(stream)]
+            records = [bytes(record.payload) async for record in client.iterate(stream)]
             assert records == [b"%d" % number for number in range(ROUNDS)]
 
 

@@ -158,7 +158,7 @@ async def test_commits_are_judged_before_uploads_of_the_same_message(scene: Scen
 
     answer = await scene.committed_answer()
 
-    assert [one.error for one in answer.commits] == [NONE, NOT_MATCHED]
+    assert [outcome.error for outcome in answer.commits] == [NONE, NOT_MATCHED]
     assert list(answer.commits[1].range_errors) == [NOT_MATCHED]
     assert not answer.uploads.errors
 

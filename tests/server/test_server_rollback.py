@@ -40,10 +40,13 @@ def test_a_disk_rolled_back_below_commits_does_not_delete_their_objects(tmp_path
             lambda: deletions(port)["ahead"] == len(objects), "the objects to be ahead of the map"
         )
         document = status(port)
-        keys = {each["key"]: each["reason"] for each in document["deletions"]["ahead_keys"]}
+        keys = {
+            ahead_key["key"]: ahead_key["reason"]
+            for ahead_key in document["deletions"]["ahead_keys"]
+        }
         assert keys.keys() == objects.keys()
         assert all("above the stream's end 0 in the metadata" in reason for reason in keys.values())
-        assert "objects_ahead" in {each["name"] for each in document["alarms"]}
+        assert "objects_ahead" in {alarm["name"] for alarm in document["alarms"]}
         assert "objects_ahead_of_map" in log_of(cluster)
 
         # Ids that were never used go, so deletion runs on. Bytes that are no object may be a named

@@ -80,7 +80,7 @@ def plain(value: Any, like: Message) -> dict[str, Any]:
             continue
         part = getattr(value, field.name)
         if field.is_repeated:
-            found[field.name] = [int(each) for each in part]
+            found[field.name] = [int(number) for number in part]
         elif field.message_type is not None:
             found[field.name] = plain(part, getattr(like, field.name))
         else:

@@ -62,7 +62,7 @@ async def committed(rpcs: Rpcs, request: objects_pb2.CommitStreamSetObjectReques
 
 async def slices(rpcs: Rpcs, *starts: tuple[int, int]) -> list[objects_pb2.ObjectList]:
     """Find the objects from each (stream id, offset) on."""
-    queries = [objects_pb2.ObjectQuery(stream_id=one, start_offset=at) for one, at in starts]
+    queries = [objects_pb2.ObjectQuery(stream_id=stream, start_offset=at) for stream, at in starts]
     return list((await rpcs.ask(objects_pb2.GetObjectsRequest(queries=queries))).results)
 
 
@@ -151,9 +151,9 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     describe = streams_pb2.DescribeStreamsRequest(stream_ids=[stream_id])
     described = await rpcs.ask(describe)
     assert list(described.streams[0].pending_uploads) == [owed]
-    assert [one.pending_upload_count for one in await nodes(rpcs)] == [1]
+    assert [node.pending_upload_count for node in await nodes(rpcs)] == [1]
     opening = await rpcs.ask(streams_pb2.GetOpeningStreamsRequest(node=NODE))
-    assert [(one.end_offset, one.upload_end_offset) for one in opening.streams] == [(10, 25)]
+    assert [(id_.end_offset, id_.upload_end_offset) for id_ in opening.streams] == [(10, 25)]
 
     abandon = streams_pb2.AbandonUploadsRequest(node_id=1000, stream_ids=[stream_id])
     gave_up = await rpcs.ask(abandon)
@@ -165,7 +165,7 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     lost = streams_pb2.OffsetRange(start_offset=10, end_offset=25)
     assert list(described.streams[0].lost) == [lost]
     found = await slices(rpcs, *((stream_id, start) for start in (0, 12)))
-    assert [one.lost_end_offset for one in found] == [0, 25]
+    assert [node.lost_end_offset for node in found] == [0, 25]
     assert not found[0].HasField("lost_end_offset")
 
 
@@ -187,7 +187,7 @@ async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_n
     )  # fmt: skip
     await committed(rpcs, several)
     (found,) = await slices(rpcs, (stream_id, 0))
-    ends = [(one.object_id - first, one.end_offset) for one in found.objects]
+    ends = [(object_.object_id - first, object_.end_offset) for object_ in found.objects]
     assert ends == [(1, 4), (2, 5), (3, 6), (1, 10)]
 
 
@@ -205,11 +205,11 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
     while not pages or request.page.page_token:
         page = await rpcs.ask(request)
         assert (page.error, page.total) == (ERROR_CODE_NONE, 3)
-        pages.append([one.object_id - first for one in page.objects])
+        pages.append([object_.object_id - first for object_ in page.objects])
         request.page.page_token = page.next_page_token
         known = [one.max_timestamp_ms for one in page.objects if one.HasField("max_timestamp_ms")]
         assert known == [70] * (len(pages) == 1)
-        assert [one.crc32c for one in page.objects if one.HasField("crc32c")] == [0] * len(known)
+        assert [item.crc32c for item in page.objects if item.HasField("crc32c")] == [0] * len(known)
     assert pages == [[0, 1], [2]]
     (held,) = await nodes(rpcs, include_stream_set_objects=True)
     assert [one.object_id - first for one in held.stream_set_objects] == [0, 1, 2]
@@ -294,7 +294,7 @@ async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
         *((None, None, 9), (None, None, None), (5, 6, 1 << 31)),
     ]
     found = await slices(rpcs, *((stream_id, 0) for stream_id in streams))
-    assert [[*map(known, one.objects)] for one in found] == [
+    assert [[*map(known, page.objects)] for page in found] == [
         *([(0, 70, 0), (None, None, 9), (None, None, None)], [(5, 6, 1 << 31)]),
     ]
     upload.object_id, upload.max_timestamp_ms = first + 9, -2
@@ -403,8 +403,8 @@ async def test_a_snapshot_holds_deletions_from_before_it(rpcs: Rpcs) -> None:
     (end_offset,) = {chunk.end_offset async for chunk in stub.GetSnapshot(request)}
     async for change in stub.Watch(metadata_pb2.WatchRequest()):
         records = records_pb2.RecordSet.FromString(change.records).records
-        if any(one.HasField("deletions_held") for one in records):
+        if any(record.HasField("deletions_held") for record in records):
             break
     assert change.offset < end_offset
-    (hold,) = (one.deletions_held for one in records)
+    (hold,) = (record.deletions_held for record in records)
     assert hold.until_ms - hold.since_ms == 60_000

@@ -116,7 +116,8 @@ async def test_a_leader_that_stops_amid_commits_answers_or_lets_them_be_repeated
         async with ControllerClient(cluster.endpoints) as client:
             pipelines = await begun(cluster, client)
             runs = [
-                asyncio.create_task(each.run(cluster.endpoints[leader - 1])) for each in pipelines
+                asyncio.create_task(pipeline.run(cluster.endpoints[leader - 1]))
+                for pipeline in pipelines
             ]
             await until(lambda: all(len(one.acknowledged) > 20 for one in pipelines), "commits")
             exit_code = await asyncio.to_thread(cluster.children[leader].stop, STOPS_WITHIN_S)
@@ -220,11 +221,13 @@ async def test_a_second_signal_hurries_a_stop_that_waits_for_a_caller(tmp_path: 
 async def test_a_stop_is_no_warning_to_the_others(tmp_path: Path) -> None:
     with running_cluster(tmp_path, options=STEADY) as cluster:
         leader = await asyncio.to_thread(leader_of, cluster)
-        follower = next(each for each in cluster.node_ids if each != leader)
+        follower = next(node_id for node_id in cluster.node_ids if node_id != leader)
         for node_id in (follower, leader):
-            left = [each for each in cluster.node_ids if each not in (follower, node_id)]
+            left = [
+                member_id for member_id in cluster.node_ids if member_id not in (follower, node_id)
+            ]
             assert await asyncio.to_thread(cluster.children[node_id].stop) == 0
-            for each in left:
-                lines = cluster.children[each].log_path.read_text().splitlines()
+            for stopped in left:
+                lines = cluster.children[stopped].log_path.read_text().splitlines()
                 levels = {json.loads(line)["level"] for line in lines if line.startswith("{")}
                 assert levels <= {"info", "debug"}, lines

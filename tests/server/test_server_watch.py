@@ -265,9 +265,9 @@ async def following_with(
 
 async def changes(watch: MetadataWatch) -> AsyncGenerator[Change, None]:
     async with contextlib.aclosing(watch.follow()) as answers:
-        async for one in answers:
-            if one is not None:
-                yield one
+        async for answer in answers:
+            if answer is not None:
+                yield answer
 
 
 async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
@@ -358,7 +358,9 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
 
         async def scenario() -> None:
             leader_first = [cluster.endpoints[leader - 1]]
-            leader_first += [each for each in cluster.endpoints if each != leader_first[0]]
+            leader_first += [
+                endpoint for endpoint in cluster.endpoints if endpoint != leader_first[0]
+            ]
             async with (
                 ControllerClient(cluster.endpoints, deadline_s=60) as client,
                 following(leader_first, kinds=[pb.ENTITY_KIND_KV], silence_s=3) as watch,
@@ -367,7 +369,7 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
                 keys, offsets = [], []
                 async for event in changes(watch):
                     offsets.append(event.offset)
-                    keys += [key for one in event.records.records for key in one.kvs_put.keys]
+                    keys += [key for record in event.records.records for key in record.kvs_put.keys]
                     if keys[-1] == "k00299":
                         break
                 await writing
@@ -392,7 +394,7 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
 async def known(client: ControllerClient) -> set[str]:
     """Return the endpoints that a controller names; those of voters come a moment after a start."""
     answer = await client.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
-    return {one.endpoint for one in answer.controllers if one.endpoint}
+    return {controller.endpoint for controller in answer.controllers if controller.endpoint}
 
 
 TRANSFER_LEADERSHIP = Method(

@@ -139,5 +139,5 @@ async def test_one_line_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: bool(logs), "a line")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    told = [(each["event"], each["connections"]) for each in logs]
+    told = [(log["event"], log["connections"]) for log in logs]
     assert told == [("client_connections_without_call", 7)]

@@ -42,7 +42,7 @@ def pipes(child: Child) -> set[str]:
     for link in Path(f"/proc/{child.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found.add(str(link.readlink()))
-    return {each for each in found if each.startswith("pipe:")}
+    return {line for line in found if line.startswith("pipe:")}
 
 
 def test_a_forked_controller_has_its_own_session_directory_and_descriptors(
@@ -59,7 +59,7 @@ def test_a_forked_controller_has_its_own_session_directory_and_descriptors(
     assert len(pipes(first)) == len(pipes(second)) > 0
     assert not pipes(first) & pipes(second), "nothing of the first is the second's"
     assert (first.stop(), second.stop()) == (0, 0)
-    assert all("controller_stopped" in each.log_tail(1) for each in (first, second))
+    assert all("controller_stopped" in child.log_tail(1) for child in (first, second))
 
 
 def test_the_end_of_a_forked_controller_is_told(tmp_path: Path, server: WarmServer) -> None:

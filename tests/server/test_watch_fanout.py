@@ -76,8 +76,8 @@ class Watch:
     @property
     def keys(self) -> list[str]:
         """Keys put by all changes, in the order they came."""
-        sets = [records_pb2.RecordSet.FromString(each.records) for each in self.messages]
-        return [key for each in sets for record in each.records for key in record.kvs_put.keys]
+        sets = [records_pb2.RecordSet.FromString(message.records) for message in self.messages]
+        return [key for batch in sets for record in batch.records for key in record.kvs_put.keys]
 
     async def _follow(self) -> None:
         with self._fanout.following(
@@ -121,9 +121,9 @@ async def test_a_change_is_encoded_once_for_all_that_follow_it(encoded: Counter[
     for number in range(5):
         commit(feed, kv(f"{number}"))
         await until(
-            lambda: all(each.next_offset == feed.end_offset for each in watches), "the messages"
+            lambda: all(watch.next_offset == feed.end_offset for watch in watches), "the messages"
         )
-    assert all(each.changes == [0, 1, 2, 3, 4] for each in watches)
+    assert all(watch.changes == [0, 1, 2, 3, 4] for watch in watches)
     assert encoded == dict.fromkeys(range(5), 1)
     await leave(*watches)
 
@@ -223,7 +223,7 @@ async def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
     of_all = [(watch, begin) for watch, begin in watches if watch not in of_nodes]
     wanted = {begin: [keys[at] for at in keys if at >= begin] for _, begin in of_all}
     await until(
-        lambda: all(len(each.keys) >= len(wanted[at]) for each, at in of_all), "the messages"
+        lambda: all(len(watch.keys) >= len(wanted[at]) for watch, at in of_all), "the messages"
     )
     for watch, begin in of_all:
         assert watch.keys == wanted[begin]
@@ -340,17 +340,17 @@ def test_a_leader_that_all_watch_keeps_its_office(tmp_path: Path) -> None:
             endpoint = cluster.endpoints[leader - 1]
             connections = [await Http2Connection.connect(endpoint) for _ in range(CONNECTIONS)]
             watches = [RawWatch(connections[at % CONNECTIONS]) for at in range(WATCHERS_MAX)]
-            await until(lambda: all(each.has_begun for each in watches), "watches", WATCHED_FOR_S)
+            await until(lambda: all(watch.has_begun for watch in watches), "watches", WATCHED_FOR_S)
             async with ControllerClient(cluster.endpoints, deadline_s=WATCHED_FOR_S) as client:
                 numbers = itertools.count()
                 await asyncio.gather(*(put_all(client, numbers) for _ in range(WRITERS)))
             await until(
-                lambda: all(len(each.keys) >= PUTS for each in watches), "changes", WATCHED_FOR_S
+                lambda: all(len(watch.keys) >= PUTS for watch in watches), "changes", WATCHED_FOR_S
             )
-            assert not any(each.has_ended for each in watches)
+            assert not any(watch.has_ended for watch in watches)
             order = watches[0].keys
             assert sorted(order) == [f"k{number:05}" for number in range(PUTS)]
-            assert all(each.keys == order for each in watches)
+            assert all(watch.keys == order for watch in watches)
             for connection in connections:
                 connection.close()
 

@@ -123,5 +123,5 @@ def test_every_field_tag_range_and_row_that_differs_is_named() -> None:
         Difference("added", 2),
     ]
     shown = differences("nodes", a_map(), after)
-    assert [(one.id, one.field) for one in shown] == [(7, "node_epoch"), (7, "wal_config")]
+    assert [(row.id, row.field) for row in shown] == [(7, "node_epoch"), (7, "wal_config")]
     assert "secret" not in repr(shown)

@@ -413,7 +413,7 @@ def check_jumps(replayed: Replayed, cluster_metadata: ClusterMetadata, ledger: L
 def _check_known(after: ClusterMetadata, committed: ClusterMetadata, undecided_from: int) -> None:
     """An object that is committed now is known after the restore, or undecided."""
     described: Any = committed.query(r.DescribeObjects())
-    ids = tuple(one.object_id for one in described.objects if one.object_id < undecided_from)
+    ids = tuple(item.object_id for item in described.objects if item.object_id < undecided_from)
     if not ids:
         return
     states: Any = after.query(r.CheckObjects(object_ids=ids))

@@ -297,7 +297,7 @@ class MapClient(Session):
         elif isinstance(request, r.CommitStreamSetObject):
             bucket.update((request.object_id, *request.stream_objects.object_id.tolist()))
         elif isinstance(request, r.CommitNamedObjects):
-            bucket.update(one.object_id for one in request.objects)
+            bucket.update(object_.object_id for object_ in request.objects)
         elif isinstance(request, r.CommitStreamObject):
             bucket.add(request.object_id)
 

@@ -59,7 +59,7 @@ class MapWatch:
         for record in records:
             if isinstance(record, rec.ObjectsLinked):
                 ids = record.object_id.tolist()
-                ends = {one.object_id: _end_of(one) for one in self._describe(ids)}
+                ends = {object_.object_id: _end_of(object_) for object_ in self._describe(ids)}
                 self._block_ends.setdefault(record.composite_id, {}).update(ends)
         self._hashes[offset + 1] = cluster_metadata.state_hash()
         before, self._state = self._state, state_of(cluster_metadata)
@@ -97,7 +97,7 @@ class MapWatch:
         before = self._readable
         self._readable = find_readable(self._map, self._state, f"at {offset}")
         for stream_id, stream in self._state.streams.items():
-            left = {one for one in before.get(stream_id, ()) if one >= stream.start}
+            left = {offset for offset in before.get(stream_id, ()) if offset >= stream.start}
             now = self._readable.get(stream_id, set())
             detail = f"stream {stream_id} at {offset}: {sorted(left)} became {sorted(now)}"
             check(left <= now, "what is readable stays readable", detail)
@@ -153,8 +153,8 @@ def find_readable(
         (stream_id, first, last + 1)
         for stream_id, offsets in readable.items()
         for first, last in zip(
-            sorted(one for one in offsets if one - 1 not in offsets),
-            sorted(one for one in offsets if one + 1 not in offsets),
+            sorted(offset for offset in offsets if offset - 1 not in offsets),
+            sorted(offset for offset in offsets if offset + 1 not in offsets),
             strict=True,
         )
     ]
@@ -162,7 +162,7 @@ def find_readable(
         queries = tuple(r.ObjectQuery(stream_id, first, -1) for stream_id, first, _ in runs)
         answer: Any = cluster_metadata.query(r.GetObjects(queries=queries))
         for (stream_id, first, end), found in zip(runs, answer.results, strict=True):
-            reached = [one.end_offset for one in found.objects][-1:]
+            reached = [object_.end_offset for object_ in found.objects][-1:]
             detail = f"stream {stream_id} from {first} to {end} {where}: {list(found.objects)}"
             check(reached == [end], "what is readable is found", detail)
     return readable
@@ -210,32 +210,32 @@ def state_of(cluster_metadata: ClusterMetadata) -> State:
     nodes: Any = cluster_metadata.query(r.GetNodes())
     checked: Any = cluster_metadata.query(r.CheckObjects(object_ids=(0,)))
     state = State(next_object=checked.next_object_id, feature_level=cluster_metadata.feature_level)
-    for one in streams.streams:
-        state.streams[one.stream_id] = Stream(
-            epoch=one.epoch,
-            index=one.range_index,
-            start=one.start_offset,
-            end=one.end_offset,
-            opened=one.state is StreamState.OPENED,
-            node=one.node_id,
+    for stream in streams.streams:
+        state.streams[stream.stream_id] = Stream(
+            epoch=stream.epoch,
+            index=stream.range_index,
+            start=stream.start_offset,
+            end=stream.end_offset,
+            opened=stream.state is StreamState.OPENED,
+            node=stream.node_id,
         )
-        for owed in one.pending_uploads:
+        for owed in stream.pending_uploads:
             key = (owed.node_id, owed.stream_id)
             state.pending[key] = (owed.start_offset, owed.end_offset)
     state.next_stream = max(state.streams, default=-1) + 1
-    for one in objects.objects:
-        columns = (one.ranges.stream_id, one.ranges.start_offset, one.ranges.end_offset)
-        state.objects[one.object_id] = Object(
-            timestamp=one.timestamp_ms,
-            state=one.state,
-            kind=one.kind,
-            attributes=one.attributes,
-            node=one.node_id,
-            composite=one.composite_id,
+    for object_ in objects.objects:
+        columns = (object_.ranges.stream_id, object_.ranges.start_offset, object_.ranges.end_offset)
+        state.objects[object_.object_id] = Object(
+            timestamp=object_.timestamp_ms,
+            state=object_.state,
+            kind=object_.kind,
+            attributes=object_.attributes,
+            node=object_.node_id,
+            composite=object_.composite_id,
             held=list(zip(*(values.tolist() for values in columns), strict=True)),
         )
-    for one in nodes.nodes:
-        state.nodes[one.node_id] = Node(
-            epoch=one.node_epoch, failover=one.failover, departed=one.departed
+    for node in nodes.nodes:
+        state.nodes[node.node_id] = Node(
+            epoch=node.node_epoch, failover=node.failover, departed=node.departed
         )
     return state

@@ -56,7 +56,7 @@ class Recovery:
             world.crash(node, power=True)
             node.disk.end_process()
             node.disk.space = None
-        left = [one for one in map(self._read, world.nodes) if one is not None]
+        left = [survivor for survivor in map(self._read, world.nodes) if survivor is not None]
         for _ in range(_TRIES):
             plan = self._planned(left)
             if plan is not None:
@@ -115,19 +115,19 @@ class Recovery:
         if most < 1:
             return None
         survivors = self._rng.sample(left, self._rng.randint(1, most))
-        ids = {one.node.node_id for one in survivors}
+        ids = {survivor.node.node_id for survivor in survivors}
         dead = [int(voter.key.node_id) for voter in voters if voter.key.node_id not in ids]
-        reports = [one.report for one in survivors]
+        reports = [survivor.report for survivor in survivors]
         try:
             best = planning.choose_survivor(reports, dead)
         except RecoveryError as error:
             world.count(f"recoveries refused: {error.code}")
             return None
         committed = world.ghost.ledger.batches
-        taken = next(one for one in survivors if one.report is best)
+        taken = next(survivor for survivor in survivors if survivor.report is best)
         kept = taken.log.shares(committed)
         check(
-            kept == max(one.log.shares(committed) for one in survivors),
+            kept == max(survivor.log.shares(committed) for survivor in survivors),
             "a recovery keeps every commit that a survivor has",
             f"{taken.node.key} goes on with {kept} committed batches",
         )

@@ -94,7 +94,7 @@ def test_batches_are_read_into_the_room_they_are_given() -> None:
     rooms = _Given()
     read = _read(columns, rooms)
     assert all(np.shares_memory(read[name], rooms.made[name]) for name in columns)
-    assert not any(one[ROWS:].any() for one in rooms.made.values())
+    assert not any(array[ROWS:].any() for array in rooms.made.values())
 
 
 @pytest.mark.parametrize("row", [-1, 0, 5, BATCH_ROWS, 2 * BATCH_ROWS - 1, ROWS - 1])

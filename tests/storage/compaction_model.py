@@ -26,9 +26,9 @@ def placed(entries: Iterable[Entry]) -> list[Entry]:
     """Lay the entries of each object one after the other, by stream and offset."""
     ends: Counter[int] = Counter()
     found = []
-    for one in sorted(entries, key=lambda e: (e.object_id, e.stream_id, e.start_offset)):
-        found.append(one._replace(position=ends[one.object_id]))
-        ends[one.object_id] += one.size
+    for piece in sorted(entries, key=lambda e: (e.object_id, e.stream_id, e.start_offset)):
+        found.append(piece._replace(position=ends[piece.object_id]))
+        ends[piece.object_id] += piece.size
     return found
 
 
@@ -64,12 +64,12 @@ class ModelPlan:
 
 def model_plan(entries: Sequence[Entry], limits: CompactionLimits) -> ModelPlan:
     """Plan one commit of the objects that share a stream with another one."""
-    kept = [one for one in entries if one.object_id in _sharing(entries)]
+    kept = [piece for piece in entries if piece.object_id in _sharing(entries)]
     rounds: list[list[int]] = []
     groups = model_groups(kept, limits.split_size)
     while (victims := _victims(groups, limits)) is not None:
         rounds.append(sorted(victims))
-        kept = [one for one in kept if one.object_id not in victims]
+        kept = [piece for piece in kept if piece.object_id not in victims]
         if not _sharing(kept):
             kept = []
         groups = model_groups(kept, limits.split_size)
@@ -78,25 +78,25 @@ def model_plan(entries: Sequence[Entry], limits: CompactionLimits) -> ModelPlan:
 
 def _sharing(entries: Iterable[Entry]) -> set[int]:
     holders: defaultdict[int, set[int]] = defaultdict(set)
-    for one in entries:
-        holders[one.stream_id].add(one.object_id)
-    return {each for held in holders.values() if len(held) > 1 for each in held}
+    for piece in entries:
+        holders[piece.stream_id].add(piece.object_id)
+    return {object_id for held in holders.values() if len(held) > 1 for object_id in held}
 
 
 def model_groups(entries: Iterable[Entry], split_size: int) -> list[Group]:
     """Walk the sorted entries, splitting off streams that are large or have a gap behind."""
     runs: list[list[Entry]] = []
-    for one in sorted(entries, key=lambda e: (e.stream_id, e.start_offset)):
+    for piece in sorted(entries, key=lambda e: (e.stream_id, e.start_offset)):
         last = runs[-1][-1] if runs else None
-        if last and (last.stream_id, last.end_offset) == (one.stream_id, one.start_offset):
-            runs[-1].append(one)
+        if last and (last.stream_id, last.end_offset) == (piece.stream_id, piece.start_offset):
+            runs[-1].append(piece)
         else:
-            runs.append([one])
+            runs.append([piece])
     groups: list[Group] = []
     for run, following in pairwise([*runs, None]):
         assert run is not None
         has_gap_behind = following is not None and following[0].stream_id == run[0].stream_id
-        if has_gap_behind or sum(one.size for one in run) > split_size:
+        if has_gap_behind or sum(piece.size for piece in run) > split_size:
             groups.append(("SPLIT", run))
         elif groups and groups[-1][0] == "COMPACT":
             groups[-1] = ("COMPACT", groups[-1][1] + run)
@@ -109,42 +109,42 @@ def _victims(groups: list[Group], limits: CompactionLimits) -> set[int] | None:
     splits = [run for kind, run in groups if kind == "SPLIT"]
     streams: defaultdict[int, set[int]] = defaultdict(set)
     for kind, run in groups:
-        for one in run if kind == "COMPACT" else ():
-            streams[one.stream_id].add(one.object_id)
+        for piece in run if kind == "COMPACT" else ():
+            streams[piece.stream_id].add(piece.object_id)
     if len(splits) > limits.max_stream_objects:
-        feeds = Counter(each for _, run in groups for each in {one.object_id for one in run})
+        feeds = Counter(id_ for _, run in groups for id_ in {one.object_id for one in run})
         cheapest = min(
-            splits, key=lambda run: (len(run), sum(feeds[each] for each in _objects(run)))
+            splits, key=lambda run: (len(run), sum(feeds[object_] for object_ in _objects(run)))
         )
         return _objects(cheapest)
     if len(streams) > limits.max_streams:
-        held = Counter(each for objects in streams.values() for each in objects)
-        return min(streams.values(), key=lambda objects: sum(held[each] for each in objects))
+        held = Counter(object_ for objects in streams.values() for object_ in objects)
+        return min(streams.values(), key=lambda objects: sum(held[object_] for object_ in objects))
     return None
 
 
 def _objects(entries: Iterable[Entry]) -> set[int]:
-    return {one.object_id for one in entries}
+    return {piece.object_id for piece in entries}
 
 
 def _iterations(groups: list[Group], memory_budget: int) -> list[list[Group]]:
     iterations: list[list[tuple[int, Group]]] = []
     used = memory_budget
     for number, (kind, entries) in enumerate(groups):
-        for one in entries:
-            if used + one.size > memory_budget:
+        for piece in entries:
+            if used + piece.size > memory_budget:
                 iterations.append([])
                 used = 0
-            used += one.size
+            used += piece.size
             outputs = iterations[-1]
             if outputs and outputs[-1][0] == number:
-                outputs[-1][1][1].append(one)
+                outputs[-1][1][1].append(piece)
             else:
-                outputs.append((number, (kind, [one])))
+                outputs.append((number, (kind, [piece])))
     found = []
     for numbered in iterations:
         outputs_ = [group for _, group in numbered]
-        compact = [one for kind, run in outputs_ if kind == "COMPACT" for one in run]
+        compact = [piece for kind, run in outputs_ if kind == "COMPACT" for piece in run]
         splits = [group for group in outputs_ if group[0] == "SPLIT"]
         found.append([*splits, *([("COMPACT", compact)] if compact else [])])
     return found

@@ -180,8 +180,8 @@ def generation(number: int) -> bucket_marker.Generation:
 
 def test_undecided_ids_are_given_up_generation_by_generation(store: ObjectStore) -> None:
     made = [generation(number) for number in (2, 3, 4)]
-    for one in made:
-        bucket_marker.create_generation(store, one)
+    for marker in made:
+        bucket_marker.create_generation(store, marker)
     assert bucket_marker.read_undecided(store, NAMESPACE) == tuple(made)
     mark = bucket_marker.GivenUp(cluster_uuid="u-4", number=3, objects=1, bytes=2, created_ms=5)
     bucket_marker.give_up(store, NAMESPACE, mark)
@@ -202,9 +202,9 @@ def test_the_newest_generation_owns_the_namespace(store: ObjectStore) -> None:
     bucket_marker.create_marker(store, MARKER)
     assert bucket_marker.read_generations(store, NAMESPACE) == ()
     made = [generation(number) for number in (2, 10, 3)]
-    for one in made:
-        assert bucket_marker.create_generation(store, one) == one
-        assert bucket_marker.create_generation(store, one) == one, "a repeat"
+    for marker in made:
+        assert bucket_marker.create_generation(store, marker) == marker
+        assert bucket_marker.create_generation(store, marker) == marker, "a repeat"
     store.put(f"{NAMESPACE}/generations/99.json", b"foreign")
     assert [one.number for one in bucket_marker.read_generations(store, NAMESPACE)] == [2, 3, 10]
     assert bucket_marker.read_marker(store, NAMESPACE) == made[1].marker

@@ -30,23 +30,23 @@ def plan(
 def outputs(found: CompactionPlan) -> list[list[tuple[str, list[tuple[int, int, int]], int]]]:
     """Outputs by iteration: kind, ranges of streams, bytes."""
     return [
-        [(kind, ranges(entries), sum(one.size for one in entries)) for kind, entries in iteration]
+        [(kind, ranges(entries), sum(part.size for part in entries)) for kind, entries in iteration]
         for iteration in plan_rows(found)
     ]
 
 
 def ranges(entries: list[Entry]) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
-    for one in entries:
-        if found and (found[-1][0], found[-1][2]) == (one.stream_id, one.start_offset):
-            found[-1] = (one.stream_id, found[-1][1], one.end_offset)
+    for piece in entries:
+        if found and (found[-1][0], found[-1][2]) == (piece.stream_id, piece.start_offset):
+            found[-1] = (piece.stream_id, found[-1][1], piece.end_offset)
         else:
-            found.append((one.stream_id, one.start_offset, one.end_offset))
+            found.append((piece.stream_id, piece.start_offset, piece.end_offset))
     return found
 
 
 def left_out(found: CompactionPlan) -> list[tuple[int, ExclusionReason]]:
-    return [(one.object_id, one.reason) for one in found.excluded]
+    return [(exclusion.object_id, exclusion.reason) for exclusion in found.excluded]
 
 
 def reads_in_units(found: CompactionPlan, unit: int) -> list[list[tuple[int, int, int]]]:
@@ -120,7 +120,7 @@ def test_objects_that_overlap_are_left_out_and_the_others_compacted() -> None:
     others = [entry(2, 0, 15, 20), entry(3, 0, 20, 30), entry(0, 7, 0, 10), entry(2, 7, 10, 20)]
     found = plan(overlapping + others)
     assert found.commits[0].source_ids == (2, 3)
-    assert [one.object_id for one in found.excluded] == [0, 1]
+    assert [exclusion.object_id for exclusion in found.excluded] == [0, 1]
     assert "stream 0 [0, 10) of object 0 overlaps" in found.excluded[0].detail
 
 
@@ -130,7 +130,7 @@ def test_a_long_entry_overlaps_all_that_lie_in_it() -> None:
         *(entry(4, 3, 100, 110), entry(5, 3, 110, 120)),
     ]
     found = plan(entries)
-    assert [one.object_id for one in found.excluded] == [0, 1, 2, 3]
+    assert [exclusion.object_id for exclusion in found.excluded] == [0, 1, 2, 3]
     assert found.commits[0].source_ids == (4, 5)
 
 
@@ -201,8 +201,8 @@ def split(entries: list[Entry], budget: int = 1000, size: int = 0, **limits: int
 
 def entries_of_outputs(found: CompactionPlan) -> Outputs:
     return [
-        [(kind, [(e.stream_id, e.start_offset, e.end_offset) for e in rows]) for kind, rows in one]
-        for one in plan_rows(found)
+        [(kind, [(e.stream_id, e.start_offset, e.end_offset) for e in rows]) for kind, rows in row]
+        for row in plan_rows(found)
     ]
 
 
@@ -229,7 +229,7 @@ def test_every_contiguous_range_becomes_a_stream_object() -> None:
 
 def test_dead_bytes_between_ranges_count_toward_the_stretch_that_is_read() -> None:
     rows = placed([entry(0, 0, 0, 10), entry(0, 1, 0, 70), entry(0, 2, 0, 10), entry(0, 3, 0, 10)])
-    live = EntryTable.of_rows(one for one in rows if one.stream_id != 1)
+    live = EntryTable.of_rows(row for row in rows if row.stream_id != 1)
     found = plan_force_split(live, CompactionLimits(89, 0))
     assert [len(iteration) for iteration in entries_of_outputs(found)] == [1, 2]
 
@@ -247,7 +247,7 @@ def test_a_range_over_the_budget_is_cut() -> None:
 
 def test_an_entry_over_the_budget_excludes_its_object_alone() -> None:
     found = split([entry(0, 0, 0, 26), entry(1, 0, 26, 30)], 25)
-    assert [(one.object_id, one.reason) for one in found.excluded] == [
+    assert [(exclusion.object_id, exclusion.reason) for exclusion in found.excluded] == [
         (0, ExclusionReason.OVERSIZED_ENTRY)
     ]
     assert [commit.source_ids for commit in found.commits] == [(1,)]
@@ -288,5 +288,5 @@ def test_objects_that_break_a_limit_together_are_split_in_several_commits() -> N
 def test_cuts_that_make_more_stream_objects_than_allowed_exclude_the_object() -> None:
     gaps = [entry(0, 0, 20 * at, 20 * at + 10) for at in range(3)]
     found = split(gaps, max_stream_objects=1)
-    assert [one.reason for one in found.excluded] == [ExclusionReason.TOO_MANY_STREAM_OBJECTS]
+    assert [left.reason for left in found.excluded] == [ExclusionReason.TOO_MANY_STREAM_OBJECTS]
     assert kinds(split(gaps, max_stream_objects=2)) == ["SPLIT", "SPLIT", "COMPACT"]

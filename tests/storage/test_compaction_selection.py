@@ -137,18 +137,18 @@ def test_laws_hold_for_any_objects(seed: int) -> None:
     size_of = {row[0]: row[3] for row in rows}
     age_of = {row[0]: NOW_MS - row[2] for row in rows}
 
-    selected = [each for group in selection.groups for each in group.object_ids]
+    selected = [object_id for group in selection.groups for object_id in group.object_ids]
     assert sorted([*selected, *selection.waiting, *aside]) == sorted(order), "each is in one place"
     for group in selection.groups:
         first = order.index(group.object_ids[0])
         assert tuple(order[first : first + len(group.object_ids)]) == group.object_ids
-        assert group.object_size == sum(size_of[each] for each in group.object_ids)
+        assert group.object_size == sum(size_of[object_id] for object_id in group.object_ids)
         assert_within_limits(group, rows, config)
         if group.kind is GroupKind.MERGE:
             assert len(group.object_ids) >= 2
             assert group.split_size == config.split_size
-    split = {each for ids in ids_of(selection, GroupKind.SPLIT) for each in ids}
-    overdue = {each for each in order if age_of[each] >= config.split_after_s * 1000}
+    split = {object_id for ids in ids_of(selection, GroupKind.SPLIT) for object_id in ids}
+    overdue = {object_id for object_id in order if age_of[object_id] >= config.split_after_s * 1000}
     assert overdue - aside <= split, "none starves"
 
 
@@ -161,7 +161,7 @@ def test_every_merge_that_pays_is_made_and_no_other(seed: int) -> None:
     sizes = [row[3] for row in rows]
     merged = ids_of(selection, GroupKind.MERGE)
     for ids in merged:
-        of_group = [sizes[each - 1] for each in ids]
+        of_group = [sizes[object_id - 1] for object_id in ids]
         assert sum(of_group) >= config.growth * max(of_group)
     waiting = set(selection.waiting)
     for start in range(1, len(rows) + 1):
@@ -298,11 +298,11 @@ class SimulatedNode:
                 self.compact()
 
     def compact(self) -> None:
-        rows = StreamSetObjects.of_rows(each.row for each in self.objects)
+        rows = StreamSetObjects.of_rows(object_.row for object_ in self.objects)
         for group in select_stream_set_objects(rows, self.config, self.now_s * 1000).groups:
             self._carry_out(group)
         self.most_objects = max(self.most_objects, len(self.objects))
-        ages = [self.now_s - each.data_time_ms // 1000 for each in self.objects]
+        ages = [self.now_s - object_.data_time_ms // 1000 for object_ in self.objects]
         self.oldest_s = max([self.oldest_s, *ages])
 
     def amplification(self) -> NDArray[np.float64]:
@@ -317,9 +317,9 @@ class SimulatedNode:
 
     def _carry_out(self, group: Group) -> None:
         wanted = set(group.object_ids)
-        sources = [each for each in self.objects if each.object_id in wanted]
+        sources = [object_ for object_ in self.objects if object_.object_id in wanted]
         assert len(sources) == len(group.object_ids), "a group names objects that are there"
-        held = np.sum([each.held for each in sources], axis=0)
+        held = np.sum([source.held for source in sources], axis=0)
         self.rewritten += held
         leave = held > group.split_size
         self.stream_objects += [(int(at), int(held[at])) for at in np.flatnonzero(leave)]
@@ -328,8 +328,8 @@ class SimulatedNode:
         self._next_id += 1
         rest = SimulatedObject(
             self._next_id,
-            min(each.order_id for each in sources),
-            min(each.data_time_ms for each in sources),
+            min(source.order_id for source in sources),
+            min(source.data_time_ms for source in sources),
             np.where(leave, 0, held),
         )
         self.objects[place : place + len(sources)] = [rest] if rest.held.any() else []
@@ -398,7 +398,7 @@ def test_nobody_starves_and_objects_stay_few_however_uploads_come(seed: int) -> 
     assert node.oldest_s * 1000 <= config.split_after_s * 1000 + 300_000
     full = -(-int(node.uploaded.sum()) // (config.max_group_bytes // 10))
     assert node.most_objects <= 2 * config.max_set_objects + full
-    held = sum(each.held.sum() for each in node.objects)
+    held = sum(object_.held.sum() for object_ in node.objects)
     assert held + sum(size for _, size in node.stream_objects) == node.uploaded.sum()
     node.now_s += 7 * 3600
     node.compact()

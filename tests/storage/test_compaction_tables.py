@@ -33,7 +33,7 @@ def test_a_table_of_an_index_has_its_rows_and_encodes_to_its_bytes() -> None:
     built = small_object()
     index = decode_index(memoryview(encoded_of(built.data)), data_size=None)
     table = EntryTable.of_index(9, index)
-    assert [IndexEntry(*one[1:]) for one in table.rows()] == list(built.entries)
+    assert [IndexEntry(*row[1:]) for row in table.rows()] == list(built.entries)
     assert table.object_ids() == (9,)
     assert encode_entries(table) == encoded_of(built.data)
 
@@ -93,9 +93,9 @@ def test_a_number_that_does_not_fit_an_index_is_refused(field: str) -> None:
 def test_entries_are_joined_up_to_one_mib(size: int, rule: MergeRule, joined: list[int]) -> None:
     table = EntryTable.of_rows(entry(0, 4, at, at + 1, size) for at in range(6)).place()
     found = list(merge_entries(table, 1024 * KIB, rule).rows())
-    assert [one.size for one in found] == joined
-    assert [one.position for one in found] == [sum(joined[:at]) for at in range(len(joined))]
-    assert sum(one.record_count for one in found) == 6
+    assert [row.size for row in found] == joined
+    assert [row.position for row in found] == [sum(joined[:at]) for at in range(len(joined))]
+    assert sum(row.record_count for row in found) == 6
 
 
 @pytest.mark.parametrize(
@@ -139,18 +139,18 @@ def test_joined_entries_are_as_large_as_the_rule_allows(
 
 def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
     found: list[Entry] = []
-    for one in rows:
+    for row in rows:
         last = found[-1] if found else None
-        if last and (last.stream_id, last.end_offset) == (one.stream_id, one.start_offset):
+        if last and (last.stream_id, last.end_offset) == (row.stream_id, row.start_offset):
             both = Entry(
-                *(last.object_id, last.stream_id, last.start_offset, one.end_offset),
-                *(last.record_count + one.record_count, last.position, last.size + one.size),
+                *(last.object_id, last.stream_id, last.start_offset, row.end_offset),
+                *(last.record_count + row.record_count, last.position, last.size + row.size),
             )
             fits = both.size < threshold or (both.size == threshold and rule is MergeRule.UP_TO)
             if fits and max(both.end_offset - both.start_offset, both.record_count) <= INT32_MAX:
                 found[-1] = both
                 continue
-        found.append(one)
+        found.append(row)
     return found
 
 

@@ -41,14 +41,14 @@ def plan(*candidates: Candidate, head: StreamHead | None = None) -> AdoptionPlan
 def adopted(found: AdoptionPlan) -> dict[int, tuple[int, int, int]]:
     """Start, end and epoch by object."""
     return {
-        one.object_id: (part.start, part.end, part.epoch)
-        for one in found.objects
-        for part in one.ranges
+        object_.object_id: (part.start, part.end, part.epoch)
+        for object_ in found.objects
+        for part in object_.ranges
     }
 
 
 def left(found: AdoptionPlan) -> set[tuple[int, int, Why]]:
-    return {(one.object_id, one.start, one.why) for one in found.left}
+    return {(left_out.object_id, left_out.start, left_out.why) for left_out in found.left}
 
 
 def test_objects_are_chained_by_offsets_whatever_their_ids() -> None:
@@ -58,7 +58,7 @@ def test_objects_are_chained_by_offsets_whatever_their_ids() -> None:
         stored(5, entry((16, 17, 6, "d"))),
     )
     assert adopted(found) == {9: (10, 12, 5), 3: (12, 16, 6), 5: (16, 17, 6)}
-    assert [one.object_id for one in found.objects] == [9, 3, 5]
+    assert [object_.object_id for object_ in found.objects] == [9, 3, 5]
     assert not found.left
 
 
@@ -70,7 +70,7 @@ def test_what_lies_behind_a_gap_or_below_the_end_is_left() -> None:
     )
     assert adopted(found) == {}
     assert left(found) == {(1, 4, Why.KNOWN), (2, 11, Why.GAP), (3, 8, Why.CONFLICT)}
-    assert {one.object_id for one in found.lost} == {2, 3}
+    assert {loss.object_id for loss in found.lost} == {2, 3}
 
 
 def test_a_part_is_cut_between_entries_and_never_within_one() -> None:
@@ -106,7 +106,7 @@ def test_equal_epochs_must_agree() -> None:
     assert left(same) == {(2, 10, Why.DUPLICATE)}
     other = plan(stored(1, entry((10, 12, 5, "a"))), stored(2, entry((10, 12, 5, "b"))))
     assert adopted(other) == {}
-    assert {one.why for one in other.lost} == {Why.CONFLICT}
+    assert {loss.why for loss in other.lost} == {Why.CONFLICT}
 
 
 def test_what_is_owed_is_taken_of_its_own_epoch_alone() -> None:
@@ -126,7 +126,7 @@ def test_streams_that_the_map_does_not_know_are_told_apart() -> None:
         stored(1, entry((0, 1, 1, "a")), stream_id=6), stored(2, entry((0, 1, 1, "b")), stream_id=7)
     )
     assert left(found) == {(1, 0, Why.DELETED_STREAM), (2, 0, Why.NEW_STREAM)}
-    assert [one.object_id for one in found.lost] == [2]
+    assert [loss.object_id for loss in found.lost] == [2]
 
 
 def test_objects_that_wait_for_each_other_come_in_one_request() -> None:
@@ -139,7 +139,7 @@ def test_objects_that_wait_for_each_other_come_in_one_request() -> None:
 
     heads = {0: StreamHead(10, 5), 1: StreamHead(10, 5)}
     found = plan_adoption(heads, 7, [crossing(1, 10, 11), crossing(2, 11, 10)])
-    assert [[one.object_id for one in batch.objects] for batch in found.batches] == [[1, 2]]
+    assert [[object_.object_id for object_ in batch.objects] for batch in found.batches] == [[1, 2]]
     assert found.objects[0].ranges == (AdoptedRange(0, 10, 11, 5), AdoptedRange(1, 11, 12, 5))
 
 
@@ -203,7 +203,7 @@ def test_an_object_that_another_stream_reads_stays_for_all_of_its_streams() -> N
     across = stored(1, entry((0, 10, 5, "a"), (10, 12, 5, "b")))
     kept = plan_adoption(heads, 7, [across])
     assert (kept.objects, kept.replaced) == ((), ())
-    assert {one.why for one in kept.lost} == {Why.GAP}
+    assert {loss.why for loss in kept.lost} == {Why.GAP}
     both = Candidate(2, 10, (StoredRun(2, 1, (entry((0, 10, 5, "c")),)),))
     found = plan_adoption(heads, 7, [across, both])
     assert adopted(found) == {1: (0, 12, 5), 2: (0, 10, 5)}
@@ -233,7 +233,7 @@ def test_what_follows_a_gap_is_adopted_if_gaps_are_passed() -> None:
     candidates = (stored(1, entry((10, 12, 5, "a"))), stored(2, entry((15, 17, 6, "b"))))
     found = plan_adoption({0: GONE}, 7, candidates, passes_gaps=True)
     assert adopted(found) == {1: (10, 12, 5), 2: (15, 17, 6)}
-    assert [part.after_gap for one in found.objects for part in one.ranges] == [False, True]
+    assert [part.after_gap for object_ in found.objects for part in object_.ranges] == [False, True]
     assert found.gaps == ((0, 12, 15),)
     assert not found.lost
 

@@ -145,7 +145,7 @@ def test_a_composite_without_links() -> None:
         decode_composite(empty_composite())
     noted: list[Deviation] = []
     assert decode_composite(empty_composite(), noted=noted).links == ()
-    assert [one.position for one in noted] == [1]
+    assert [deviation.position for deviation in noted] == [1]
 
 
 def test_an_entry_of_a_composite_without_links_is_no_deviation() -> None:

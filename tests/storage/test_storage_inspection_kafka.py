@@ -248,7 +248,7 @@ def test_values_are_there_for_programs_too() -> None:
     assert decode_meta_entry(EPOCHS).value == LeaderEpochs(0, ((0, 0),))
     (snapshot,) = meta_document(decode_meta_entry(PRODUCERS))["value"]
     assert snapshot["offset"] == 50555
-    assert [one["producer_id"] for one in snapshot["producers"]] == [7001, 7002]
+    assert [producer["producer_id"] for producer in snapshot["producers"]] == [7001, 7002]
 
 
 def test_a_transaction_and_a_producer_without_batches_show() -> None:

@@ -43,8 +43,8 @@ def looked_into(
 ) -> tuple[ObjectOutline, list[PlacedRecord], list[CorruptObjectError]]:
     outline = read_outline("test", len(data), fetching(data))
     findings: list[Finding] = list(read_records(outline, fetching(data), stream_id))
-    records = [one for one in findings if isinstance(one, PlacedRecord)]
-    faults = [one for one in findings if isinstance(one, CorruptObjectError)]
+    records = [finding for finding in findings if isinstance(finding, PlacedRecord)]
+    faults = [finding for finding in findings if isinstance(finding, CorruptObjectError)]
     return outline, records, [*outline.faults, *faults]
 
 
@@ -59,12 +59,12 @@ def test_every_record_of_a_sound_object_is_found_where_it_is() -> None:
     outline, records, faults = looked_into(data)
     assert faults == []
     assert outline.entries == small_object().entries
-    assert [one.record for one in records] == read_whole(data)[1]
-    for one in records:
-        assert data[one.position] == 0x22
+    assert [record.record for record in records] == read_whole(data)[1]
+    for record in records:
+        assert data[record.position] == 0x22
         header = 33
-        payload = data[one.position + header : one.position + one.record.encoded_size]
-        assert payload == one.record.payload
+        payload = data[record.position + header : record.position + record.record.encoded_size]
+        assert payload == record.record.payload
 
 
 def test_one_stream_is_read_without_the_blocks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_one_stream_is_read_without_the_blocks_of_others(monkeypatch: pytest.Mon
     outline = read_outline("test", len(data), fetching(data))
     asked: list[tuple[int, int]] = []
     found = list(read_records(outline, fetching(data, asked), 4))
-    offsets = [one.record.base_offset for one in found if isinstance(one, PlacedRecord)]
+    offsets = [item.record.base_offset for item in found if isinstance(item, PlacedRecord)]
     assert offsets == [10, 15, 20]
     blocks = [(e.position, e.position + e.size) for e in outline.entries if e.stream_id == 4]
     assert asked[0][0] == blocks[0][0]
@@ -99,7 +99,7 @@ def test_a_broken_footer_hides_no_record() -> None:
     for bad in (sound[:-1], sound[:-48], sound[:-8] + bytes(8), sound + b"x"):
         outline, records, faults = looked_into(bad)
         assert (outline.footer, outline.entries) == (None, ())
-        assert [one.record for one in records] == wanted
+        assert [record.record for record in records] == wanted
         assert faults[0].problem.startswith(
             ("footer magic", "reserved bytes", "place of the index")
         )
@@ -114,8 +114,8 @@ def test_a_broken_index_hides_no_record_and_is_shown() -> None:
     assert len(outline.entries) == len(small_object().entries)
     assert outline.entries[0] == small_object().entries[0]
     assert outline.entries[1].record_count > 10**9
-    assert [one.record for one in records] == read_whole(small_object().data)[1]
-    assert looked_into(bytes(data), 4)[1] == [one for one in records if one.record.stream_id == 4]
+    assert [record.record for record in records] == read_whole(small_object().data)[1]
+    assert looked_into(bytes(data), 4)[1] == [row for row in records if row.record.stream_id == 4]
 
 
 def test_a_broken_block_costs_only_what_is_behind_it_in_its_entry() -> None:

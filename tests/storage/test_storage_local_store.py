@@ -256,7 +256,7 @@ def test_what_others_write_by_the_page_is_an_object(store: LocalObjectStore, roo
     (root / ".tmp" / "any-name").rename(root / PLACE)
 
     assert store.get_range(KEY_78) == b"of a Go program"
-    assert [one.key for one in store.list_objects()] == [KEY_78]
+    assert [object_.key for object_ in store.list_objects()] == [KEY_78]
 
 
 RANGES = st.lists(

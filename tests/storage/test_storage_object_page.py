@@ -88,7 +88,7 @@ def test_a_page_is_read_as_botocore_reads_it(rows: list[tuple[str, int, datetime
 def test_keys_that_no_document_may_hold_come_encoded(names: list[str]) -> None:
     more = "<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>"
     body = page(*(entry(quote_plus(name)) for name in names), more=more)
-    assert [one.key for one in read_object_page(body).entries] == names
+    assert [listed.key for listed in read_object_page(body).entries] == names
 
 
 def test_keys_that_are_not_said_to_be_encoded_are_taken_as_they_are() -> None:
@@ -291,17 +291,17 @@ version_entries = st.builds(
 def test_versions_are_read_as_botocore_reads_them(entries: list[str]) -> None:
     body = versions(LAST, ENCODED, *entries)
     parsed = parse_slowly("ListObjectVersions", body)
-    found = [one for one in parsed.get("Versions", []) if not one["IsLatest"]]
+    found = [described for described in parsed.get("Versions", []) if not described["IsLatest"]]
     found += parsed.get("DeleteMarkers", [])
     assert list(read_version_page(body).entries) == [
         OldVersion(
-            unquote_plus(one["Key"]),
-            one["VersionId"],
-            one.get("Size", 0),
-            to_ms(one["LastModified"]),
-            "Size" not in one,
+            unquote_plus(item["Key"]),
+            item["VersionId"],
+            item.get("Size", 0),
+            to_ms(item["LastModified"]),
+            "Size" not in item,
         )
-        for one in found
+        for item in found
     ]
 
 

@@ -157,7 +157,7 @@ def test_bytes_are_read_into_buffers_one_after_the_other(store: ObjectStore) -> 
     store.put("key", data)
     before = store.metrics().of("get_range").bytes_received
     buffers = [bytearray(size) for size in (1, 0, 300_000, *[2] * 2_000, 50_000)]
-    got = store.read_into("key", 1_000, [memoryview(one) for one in buffers])
+    got = store.read_into("key", 1_000, [memoryview(buffer) for buffer in buffers])
     assert got == sum(map(len, buffers))
     assert b"".join(buffers) == data[1_000 : 1_000 + got]
     assert store.metrics().of("get_range").bytes_received == before + got

@@ -157,16 +157,16 @@ def test_an_object_without_records_and_sizes_without_sense_are_refused() -> None
 def test_a_bad_record_is_named_and_changes_nothing(bad: RecordBatch, reason: str) -> None:
     good = [RecordBatch(1, 0, 0, 5, b"good")]
     writer, reference = ObjectWriter(3, part_size=1), ObjectWriter(3, part_size=1)
-    for one in (writer, reference):
-        one.write(good)
+    for tested in (writer, reference):
+        tested.write(good)
     later = RecordBatch(1, 0, 5, 1, b"x")
     behind = replace(bad, base_offset=bad.base_offset + (bad.base_offset == 5))
     for records in ([bad], [later, behind]):
         with pytest.raises(ValueError, match=reason):
             writer.write(records)
-    for one in (writer, reference):
-        one.write([later])
-        one.finish()
+    for tested in (writer, reference):
+        tested.write([later])
+        tested.finish()
     assert list(writer.parts()) == list(reference.parts())
 
 

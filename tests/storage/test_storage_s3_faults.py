@@ -107,9 +107,9 @@ def test_one_fault_in_every_operation_is_got_over(scene: Scene, fault: Fault) ->
     assert scene.proxy.broken[fault] == len(operations)
     metrics = store.metrics()
     # A busy machine may be silent now and then without any fault.
-    retries = sum(one.retries for one in metrics.operations.values())
+    retries = sum(operation.retries for operation in metrics.operations.values())
     assert retries == len(operations) or (fault not in LOUD and retries > len(operations))
-    assert sum(one.failures for one in metrics.operations.values()) == 0
+    assert sum(operation.failures for operation in metrics.operations.values()) == 0
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -204,7 +204,7 @@ def upload_in_parts(store: ObjectStore, key: str, data: bytes) -> None:
     upload = store.start_multipart(key)
     try:
         pieces = (data[:MIN_PART_SIZE], data[MIN_PART_SIZE:])
-        parts = [store.upload_part(upload, at, one) for at, one in enumerate(pieces, start=1)]
+        parts = [store.upload_part(upload, at, piece) for at, piece in enumerate(pieces, start=1)]
         store.complete_multipart(upload, parts)
     except errors.StorageError:
         store.abort_multipart(upload)

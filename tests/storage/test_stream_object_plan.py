@@ -55,14 +55,14 @@ def row(*sizes: int, composites: str = "", span: int = 10) -> list[StreamObject]
 
 
 def ids(groups: list[Group] | tuple[Group, ...]) -> list[list[int]]:
-    return [[one.object_id for one in group] for group in groups]
+    return [[object_.object_id for object_ in group] for group in groups]
 
 
 def test_a_gap_or_another_bucket_ends_a_group() -> None:
     objects = row(1, 1, 1, 1, 1)
     gap = [*objects[:2], *(replace(one, start_offset=one.start_offset + 1) for one in objects[2:3])]
     assert ids(cut_groups(gap, rules_for(StreamCompaction.MERGE_SMALL))) == [[0, 1], [2]]
-    buckets = [replace(one, bucket_id=one.object_id // 3) for one in objects]
+    buckets = [replace(object_, bucket_id=object_.object_id // 3) for object_ in objects]
     assert ids(cut_groups(buckets, rules_for(StreamCompaction.MERGE_SMALL))) == [[0, 1, 2], [3, 4]]
 
 
@@ -94,7 +94,7 @@ def test_a_small_object_pulls_no_huge_one_into_a_merge() -> None:
 def test_what_is_below_the_start_is_removed_whatever_the_kind() -> None:
     for kind in StreamCompaction:
         plan = plan_stream(row(1, 1, 1, 1), 20, kind)
-        assert [one.object_id for one in plan.expired] == [0, 1]
+        assert [object_.object_id for object_ in plan.expired] == [0, 1]
         expected = [[2, 3]] if kind in COPYING else []
         assert ids(plan.groups) == expected, kind
 
@@ -132,7 +132,7 @@ def test_a_growing_group_begins_with_what_is_no_larger_than_all_behind_it() -> N
     rules = GroupRules(100)
 
     def tier(*sizes: int) -> list[int]:
-        return [one.object_id for one in newest_tier(tuple(row(*sizes)), rules)]
+        return [object_.object_id for object_ in newest_tier(tuple(row(*sizes)), rules)]
 
     assert tier(8, 4, 2, 1, 1) == [0, 1, 2, 3, 4]
     assert tier(8, 2, 1, 1) == [1, 2, 3]
@@ -159,7 +159,7 @@ def _copied_bytes(rules: GroupRules, steps: int) -> tuple[int, int]:
     for step in range(steps):
         objects.append(StreamObject(step, step, step + 1, 100))
         for group in plan_stream(objects, 0, StreamCompaction.GATHER_SMALL, rules).groups:
-            size = sum(one.size for one in group)
+            size = sum(object_.size for object_ in group)
             copied += size
             at = objects.index(group[0])
             merged = replace(group[0], end_offset=group[-1].end_offset, size=size)
@@ -183,9 +183,9 @@ def test_groups_keep_their_rules_whatever_the_objects(seed: int) -> None:
     )
     start = rng.randrange(0, 400)
     plan = plan_stream(rng.sample(objects, len(objects)), start, kind, rules)
-    members = [one for group in plan.groups for one in group]
-    assert members == sorted(set(members), key=lambda one: one.start_offset), "seed"
-    assert {one for one in objects if one.end_offset <= start} == set(plan.expired)
+    members = [object_ for group in plan.groups for object_ in group]
+    assert members == sorted(set(members), key=lambda object_: object_.start_offset), "seed"
+    assert {object_ for object_ in objects if object_.end_offset <= start} == set(plan.expired)
     assert not set(plan.expired) & set(members)
     for group in plan.groups:
         _check_group(group, kind, rules)
@@ -193,19 +193,19 @@ def test_groups_keep_their_rules_whatever_the_objects(seed: int) -> None:
 
 def _check_group(group: Group, kind: StreamCompaction, rules: GroupRules) -> None:
     assert all(a.end_offset == b.start_offset for a, b in pairwise(group))
-    assert len({one.bucket_id for one in group}) == 1
-    assert LOCAL_BUCKET not in {one.bucket_id for one in group}
+    assert len({object_.bucket_id for object_ in group}) == 1
+    assert LOCAL_BUCKET not in {object_.bucket_id for object_ in group}
     assert len(group) <= rules.max_objects
     assert len(group) > 1 or kind is StreamCompaction.PRUNE_LINKS
-    size = sum(one.size for one in group)
+    size = sum(object_.size for object_ in group)
     if kind is StreamCompaction.GATHER_SMALL:
         assert size - group[-1].size < rules.group_bytes
         assert rules.absorbed_bytes is not None
-        assert max(one.size for one in group) <= rules.absorbed_bytes
+        assert max(object_.size for object_ in group) <= rules.absorbed_bytes
     elif len(group) > 1:
         assert size <= rules.group_bytes
     if not kind.is_composite:
-        assert not any(one.composite for one in group)
+        assert not any(object_.composite for object_ in group)
 
 
 def _random_objects(rng: random.Random) -> list[StreamObject]:
@@ -398,7 +398,7 @@ def test_parts_hold_all_bytes_in_order_within_the_limits(seed: int) -> None:
     held = []
     for part in plan.parts:
         pieces = [part.source] if isinstance(part, CopiedPart) else part.sources
-        held += [(one.object_id, at) for one in pieces for at in range(one.start, one.end)]
+        held += [(piece.object_id, at) for piece in pieces for at in range(piece.start, piece.end)]
     wanted = [(one.object_id, at) for one in sources for at in range(one.start, one.end)]
     assert held == wanted
     assert plan.size == len(wanted) + 7

@@ -56,7 +56,7 @@ def ask(client: ControllerClient, request: Message) -> Any:
     """Call the RPC that takes such a request, at the leader."""
     asked = request.DESCRIPTOR
     services = asked.file.services_by_name.values()
-    rpc = next(each for one in services for each in one.methods if each.input_type is asked)
+    rpc = next(method for one in services for method in one.methods if method.input_type is asked)
     response = GetMessageClass(rpc.output_type)  # type: ignore[arg-type]
     path = f"/{rpc.containing_service.full_name}/{rpc.name}"
 

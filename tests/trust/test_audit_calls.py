@@ -192,8 +192,8 @@ async def test_items_that_were_refused_are_counted() -> None:
     async with audited() as scene:
         streams, _ = await scene.rpcs.begin(3, 1)
         deletion = [
-            streams_pb2.StreamToDelete(stream_id=one, stream_epoch=epoch)
-            for one, epoch in zip(streams, (1, 0, 0), strict=True)
+            streams_pb2.StreamToDelete(stream_id=stream, stream_epoch=epoch)
+            for stream, epoch in zip(streams, (1, 0, 0), strict=True)
         ]
         await scene.rpcs.ask(streams_pb2.DeleteStreamsRequest(node=NODE, streams=deletion))
         (_, line) = scene.members("DeleteStreams")
@@ -257,7 +257,7 @@ async def test_commits_that_put_values_or_trim_streams_are_recorded_each() -> No
     async with audited() as scene:
         (stream,), first = await scene.rpcs.begin(1, 3)
         await scene.rpcs.controller.write(SetFeatureLevel(level=3))
-        put, trim, taken = (commit(first + each, stream, 5 * each) for each in range(3))
+        put, trim, taken = (commit(first + number, stream, 5 * number) for number in range(3))
         put.kv_puts.add(namespace="n", key="k", value=b"hidden")
         trim.trims.add(stream_id=stream, stream_epoch=1, new_start_offset=1)
         taken.kv_puts.add(namespace="n", key="k", value=b"hidden")
@@ -396,7 +396,7 @@ async def test_no_call_is_refused_if_that_is_wanted() -> None:
 async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute() -> None:
     writer, auditor = record_in_memory()
     controller = Controller(auditor)
-    (method,) = (one for one in METHODS if one.name == "LockNode")
+    (method,) = (method for method in METHODS if method.name == "LockNode")
     for _ in range(DENIALS_A_MINUTE + 5):
         await controller.call(method, lock().SerializeToString(), DirectContext(shown(BROKER)))
     denied = [line.members() for line in writer.of("LockNode")]
@@ -411,10 +411,10 @@ async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute(
 
 async def test_a_stranger_is_recorded_with_its_certificate() -> None:
     writer, auditor = record_in_memory()
-    (method,) = (one for one in METHODS if one.name == "GetNodes")
+    (method,) = (method for method in METHODS if method.name == "GetNodes")
     context = DirectContext(shown("spiffe://elsewhere/x"))
     await Controller(auditor).call(method, b"", context)
-    (line,) = (one.members() for one in writer.of("GetNodes"))
+    (line,) = (line.members() for line in writer.of("GetNodes"))
     assert (line["principal"], line["reason"]) == ("anonymous", "NO_IDENTITY")
     assert line["cert"].startswith("sha256:")
 

@@ -34,7 +34,7 @@ def breaks(disk: CrashDisk) -> list[str]:
         for path, data in disk.contents().items()
         if path.parent == PATH.parent and data
     ]
-    return [one.problem for chain in verify(files) for one in chain.breaks]
+    return [break_.problem for chain in verify(files) for break_ in chain.breaks]
 
 
 def test_a_chain_goes_on_after_a_restart() -> None:
@@ -80,7 +80,7 @@ def test_a_full_file_that_finds_no_room_to_be_renamed_loses_and_repeats_nothing(
     disk.space = None
     log.append(entries(2))
     data = b"".join(disk.contents().values())
-    assert sorted(json.loads(one)["seq"] for one in data.splitlines()) == [1, 2]
+    assert sorted(json.loads(row)["seq"] for row in data.splitlines()) == [1, 2]
     assert breaks(disk) == []
 
 
@@ -91,7 +91,7 @@ def test_a_full_file_that_another_program_has_renamed_is_left(tmp_path: Path) ->
     path.rename(elsewhere)
     log.append(entries(2))
     log.close()
-    found = [split(one.name, one.read_bytes()) for one in (elsewhere, path)]
+    found = [split(place.name, place.read_bytes()) for place in (elsewhere, path)]
     assert [len(file.lines) for file in found] == [1, 1]
     assert verify(found)[0].breaks == []
 
@@ -198,7 +198,7 @@ def test_lines_to_standard_output_are_a_chain_of_their_own(tmp_path: Path) -> No
 
 
 def numbers(log: MemoryLog) -> list[int]:
-    return [json.loads(one)["target"]["node"] - 1000 for one in log.written]
+    return [json.loads(written)["target"]["node"] - 1000 for written in log.written]
 
 
 async def test_lines_are_written_in_order_and_all_of_them_before_the_end() -> None:
@@ -240,7 +240,7 @@ async def test_without_room_lines_are_lost_and_counted_by_the_next() -> None:
     await until(lambda: len(log.written) == 2)
     assert writer.put(line(9))
     await writer.stop()
-    assert [json.loads(one).get("dropped") for one in log.written] == [None, None, 3]
+    assert [json.loads(written).get("dropped") for written in log.written] == [None, None, 3]
     assert writer.lost == 3
 
 

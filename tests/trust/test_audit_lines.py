@@ -113,7 +113,7 @@ def test_paths_lead_to_fields_that_hold_ids_and_names(name: str) -> None:
     method, rule = DESCRIPTORS[name], METHODS[name].audit
     for descriptor, paths in ((method.input_type, rule.asked), (method.output_type, rule.made)):
         for path in paths.values():
-            assert all(one not in NEVER for one in leaves(descriptor, path)), path
+            assert all(leaf not in NEVER for leaf in leaves(descriptor, path)), path
 
 
 NEVER = {"value", "wal_config", "tags", "page_token", "next_page_token", "data", "records"}
@@ -191,7 +191,7 @@ def test_an_answer_with_errors_names_the_first_and_their_number() -> None:
         results=[kv_pb2.KVResult(error=common_pb2.ERROR_CODE_KEY_EXIST)]
     )
     whole = nodes_pb2.LockNodeResponse(error=common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST)
-    assert [refusals(one) for one in (None, none, some, items, whole)] == [
+    assert [refusals(refusal) for refusal in (None, none, some, items, whole)] == [
         ("", 0),
         ("", 0),
         ("STREAM_NOT_EXIST", 2),

@@ -131,7 +131,7 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
         logged = (tmp_path / f"controller-{node_id}.log").read_text()
         assert "secret" not in logged
         told = [
-            one for one in map(json.loads, logged.splitlines()) if one["event"] == "audit_chain"
+            line for line in map(json.loads, logged.splitlines()) if line["event"] == "audit_chain"
         ][-1]
         assert heads[node_id] == f"{told['seq']}:{told['hash']}"
         expected = streammeta("audit", "verify", path, "--expect", heads[node_id])

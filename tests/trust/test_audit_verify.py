@@ -98,12 +98,12 @@ def test_a_line_put_in_is_found(at: int) -> None:
 def test_a_line_of_another_log_of_the_same_controller_is_found() -> None:
     other = chained(30, chain=Chain(head="cd" * 32))
     found = checked([*LINES[:10], *other[10:20], *LINES[20:]])
-    assert [one.line for one in found.breaks] == [11, 21]
+    assert [break_.line for break_ in found.breaks] == [11, 21]
 
 
 def test_a_missing_file_between_two_is_named() -> None:
     found = checked(LINES[:10], LINES[20:])
-    assert [(one.file, one.line) for one in found.breaks] == [("file-1", 1)]
+    assert [(break_.file, break_.line) for break_ in found.breaks] == [("file-1", 1)]
     assert "lines 11 to 20 are missing" in found.breaks[0].problem
 
 
@@ -137,12 +137,12 @@ def test_a_torn_line_that_no_start_follows_is_a_break() -> None:
     torn = LINES[10][:40]
     goes_on = Chain(10, line_hash(torn)).link(line(1))
     found = checked([*LINES[:10], torn + b"\n", goes_on])
-    assert [one.line for one in found.breaks] == [11]
+    assert [break_.line for break_ in found.breaks] == [11]
 
 
 def test_a_finished_last_line_that_can_not_be_read_is_a_break() -> None:
     found = checked([*LINES[:10], b"overwritten\n"])
-    assert [one.line for one in found.breaks] == [11]
+    assert [break_.line for break_ in found.breaks] == [11]
     assert found.torn == 0
 
 
@@ -154,7 +154,7 @@ def test_a_line_of_another_controller_is_found_though_it_is_linked_in() -> None:
 
 def test_an_emptied_file_is_named() -> None:
     found = verify([split("a", b"".join(LINES)), split("b", b"")])
-    assert [one.file for chain in found for one in chain.breaks] == ["b"]
+    assert [break_.file for chain in found for break_ in chain.breaks] == ["b"]
 
 
 @pytest.mark.parametrize("begun", [b"", LINES[20][:40]])
@@ -165,13 +165,13 @@ def test_a_log_right_after_a_rotation_holds(begun: bytes) -> None:
         assert (found.breaks, found.last_seq, found.node) == ([], 20, 3)
     assert found.torn == bool(begun)
     cut = verify([split("audit.log", b"".join(LINES)), split("audit.log.000000000020", b"")])
-    assert [one.problem for chain in cut for one in chain.breaks] == ["the file is empty"]
+    assert [break_.problem for chain in cut for break_ in chain.breaks] == ["the file is empty"]
 
 
 def test_a_cut_end_is_told_by_its_anchor() -> None:
     hashes = {30: HEAD}
     files = [split("audit.log", b"".join(LINES))]
-    assert [one.breaks for one in verify(files, anchored={3: hashes, 4: {7: HEAD}})] == [[]]
+    assert [chain.breaks for chain in verify(files, anchored={3: hashes, 4: {7: HEAD}})] == [[]]
     for kept in (29, 20):
         (found,) = verify([split("audit.log", b"".join(LINES[:kept]))], anchored={3: hashes})
         assert "line 30, known from elsewhere, is not among" in found.breaks[0].problem

@@ -108,14 +108,14 @@ def test_every_request_that_names_a_node_is_tried() -> None:
         if isinstance(kind, type) and issubclass(kind, requests.WriteRequest) and is_of_node(kind)
     }
     by_the_leader_alone = {"SuperviseNode", "ReleaseStreams"}
-    assert {type(one).__name__ for one in NAMING_A} == naming - by_the_leader_alone
+    assert {type(request).__name__ for request in NAMING_A} == naming - by_the_leader_alone
 
 
 def is_of_node(kind: type) -> bool:
     return "node" in getattr(kind, "__dataclass_fields__", {})
 
 
-@pytest.mark.parametrize("request_", NAMING_A, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("request_", NAMING_A, ids=lambda request: type(request).__name__)
 async def test_a_broker_speaks_for_no_other_node(
     brokers: Brokers, request_: requests.WriteRequest
 ) -> None:

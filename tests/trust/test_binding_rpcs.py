@@ -84,8 +84,8 @@ async def test_unary_commits_speak_for_the_callers_node(server: TrustedServer) -
 async def test_commits_that_arrive_together_are_judged_each(server: TrustedServer) -> None:
     mine, its = await server.by("broker/1007"), await server.by("broker/1008")
     before = server.state()
-    calls = [mine.ask(commit(OTHER, one)) for one in range(5)]
-    calls += [its.ask(commit(OWN, one)) for one in range(5)]
+    calls = [mine.ask(commit(OTHER, number)) for number in range(5)]
+    calls += [its.ask(commit(OWN, number)) for number in range(5)]
     for error in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(error, grpc.aio.AioRpcError)
         assert read_failure(error).reason == "NOT_YOUR_NODE"
@@ -109,7 +109,7 @@ async def test_a_message_of_commits_is_refused_whole(server: TrustedServer) -> N
 async def test_columns_speak_for_the_callers_node(server: TrustedServer, count: int) -> None:
     broker = await server.by("broker/1007")
     before = server.state()
-    messages = [upload(OTHER, one) for one in range(count)]
+    messages = [upload(OTHER, number) for number in range(count)]
     code, reason, metadata = await ended(broker.channel, *messages)
     assert (code, reason, metadata) == (*DENIED[:2], {**DENIED[2], "sequence": "7"})
     assert server.state() == before

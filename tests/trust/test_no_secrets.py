@@ -81,7 +81,7 @@ WAYS = [(method, way) for method in METHODS for way in texts_in(method.input_typ
 
 def is_name(method: MethodDescriptor, way: tuple[FieldDescriptor, ...]) -> bool:
     """Whether the rule of a method names a text, or it is the id of the request."""
-    path = ".".join(one.name for one in way)
+    path = ".".join(field.name for field in way)
     rule = methods.METHODS[method.full_name].audit
     if rule.when is not None:
         _, rule = rule.when  # every field is filled, those that it depends on too
@@ -101,7 +101,7 @@ async def said_of(
     writer.durable.set()
     auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, 7, leads=True))
     controller = Controller(auditor)
-    register = next(one for one in METHODS if one.name == "RegisterNode")
+    register = next(method for method in METHODS if method.name == "RegisterNode")
     node = nodes_pb2.RegisterNodeRequest(node=common_pb2.NodeIdentity(node_id=1000, node_epoch=1))
     await controller.call(register, node.SerializeToString(), DirectContext(PLAIN_TEXT))
     context = DirectContext(by, metadata=(("authorization", MARKER), ("user-agent", MARKER)))
@@ -114,7 +114,7 @@ async def said_of(
 @pytest.mark.parametrize(
     ("method", "way"),
     WAYS,
-    ids=[f"{method.name}-{'.'.join(one.name for one in way)}" for method, way in WAYS],
+    ids=[f"{method.name}-{'.'.join(field.name for field in way)}" for method, way in WAYS],
 )
 async def test_a_text_of_a_request_goes_nowhere_it_should_not(
     method: MethodDescriptor, way: tuple[FieldDescriptor, ...], capfd: pytest.CaptureFixture[str]

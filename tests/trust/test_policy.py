@@ -168,7 +168,7 @@ def test_namespaces_belong_to_those_of_the_longest_prefix() -> None:
         """
     )
     owners = {
-        name: [f"{one.role}/{one.name}" for one in found.owners_of(name) or ()]
+        name: [f"{owner.role}/{owner.name}" for owner in found.owners_of(name) or ()]
         for name in ("x", "orders.us", "orders.eu.x", "_streammeta/x")
     }
     assert owners == {

@@ -252,12 +252,12 @@ def test_each_plane_is_protected_as_it_is_told_to_be(
     authority: Authority, tmp_path: Path, over_tls: set[str]
 ) -> None:
     (tmp_path / "bucket").mkdir()
-    http_endpoints = {each: f"127.0.0.1:{port}" for each, port in enumerate(free_ports(3), 1)}
+    http_endpoints = {node_id: f"127.0.0.1:{port}" for node_id, port in enumerate(free_ports(3), 1)}
     cluster = LocalCluster(
         *(tmp_path, "test", f"file://{tmp_path}/bucket", free_ports(3), STEADY),
         own_options={
-            each: options_of(authority.issue(f"controller/{each}"), over_tls, endpoint)
-            for each, endpoint in http_endpoints.items()
+            node_id: options_of(authority.issue(f"controller/{node_id}"), over_tls, endpoint)
+            for node_id, endpoint in http_endpoints.items()
         },
         starter=start_warm,
     )

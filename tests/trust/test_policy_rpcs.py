@@ -81,9 +81,9 @@ async def test_a_reconciler_uses_the_namespace_of_its_runs_and_no_other_keys(
     server.authenticator.use_policy(parse_policy(text, CLUSTER, "policy.toml"))
     reconciler, granted = await server.by("reconciler/weekly"), await server.by("reader/spark")
     await (await server.by("broker/1007")).ask(put("free"))
-    for one in (reconciler, granted):
-        await one.ask(put(NAMESPACE))
-        found = await one.ask(requests_of(NAMESPACE)["KVService/GetKVs"])
+    for rpcs in (reconciler, granted):
+        await rpcs.ask(put(NAMESPACE))
+        found = await rpcs.ask(requests_of(NAMESPACE)["KVService/GetKVs"])
         assert found.results[0].value == b"v"
     before = server.state()
     needs = {"principal": "reconciler/weekly", "needs": "role admin or broker"}
@@ -143,8 +143,8 @@ async def test_a_policy_that_denies_a_certificate_ends_its_streams_and_no_others
 ) -> None:
     reader, other = await server.by("reader/spark"), await server.by("reader/other")
     request = metadata_pb2.WatchRequest().SerializeToString()
-    send: list[Any] = [one.channel.unary_stream(WATCH) for one in (reader, other)]
-    watches = [one(request) for one in send]
+    send: list[Any] = [caller.channel.unary_stream(WATCH) for caller in (reader, other)]
+    watches = [call(request) for call in send]
     for watch in watches:
         await watch.read()  # it is under way
     fingerprint = server.authority.fingerprint("reader/spark")

@@ -252,7 +252,7 @@ CONNECTING = {"connect", "tls_ca", "tls_cert", "tls_key", "profile"}
 
 
 def test_every_command_that_takes_endpoints_takes_files_for_tls_and_a_profile() -> None:
-    names = {path: {one.name for one in command.params} for path, command in leaves(cli)}
+    names = {path: {param.name for param in command.params} for path, command in leaves(cli)}
     connecting = {path for path, options in names.items() if "connect" in options}
     assert {("health",), ("shell",), ("cluster", "hash"), ("reconcile", "apply")} <= connecting
     assert len(connecting) > 15

@@ -64,9 +64,9 @@ def test_a_refused_request_takes_nothing_and_another_limit_begins_anew() -> None
 
 def test_nobody_is_limited_in_plain_text_or_without_a_quota() -> None:
     rates = Rates()
-    for each in (ANONYMOUS, caller("1"), Caller(Principal("test", Role.ADMIN, "a"))):
+    for asker in (ANONYMOUS, caller("1"), Caller(Principal("test", Role.ADMIN, "a"))):
         for _ in range(1_000):
-            rates.take(each, 1 << 20, 0.0)
+            rates.take(asker, 1 << 20, 0.0)
 
 
 def test_what_is_known_of_principals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

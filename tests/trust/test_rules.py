@@ -147,7 +147,7 @@ def test_the_comments_of_the_contract_name_the_roles_that_may_call() -> None:
             r"^  // Roles: ([^;.]*).*\n  rpc (\w+)", path.read_text(), re.M
         ):
             said[method] = set(roles.split(", "))
-    names = {letter: str(one.role) for letter, one in CALLERS.items()}
+    names = {letter: str(caller.role) for letter, caller in CALLERS.items()}
     names["n"] = "broker/new"
     described = {"DescribeCluster", "DescribeQuorum"}  # the frame of the contract names it once
     assert said == {
@@ -182,13 +182,13 @@ def caller_with(role: Role, name: str = "1") -> Caller:
 def naming(namespace: str, *before: str) -> list[object]:
     """Return requests of every kind whose last key is in a namespace."""
     names = (*before, namespace)
-    puts = tuple(requests.KVToPut(key="k", value=b"v", namespace=one) for one in names)
-    keys = tuple(requests.KVKey(key="k", namespace=one) for one in names)
+    puts = tuple(requests.KVToPut(key="k", value=b"v", namespace=name) for name in names)
+    keys = tuple(requests.KVKey(key="k", namespace=name) for name in names)
     owned = tuple(
         requests.NamedObjectToCommit(
-            object_id=0, name="n", object_size=0, owner_key=requests.OwnerKey(one, "k")
+            object_id=0, name="n", object_size=0, owner_key=requests.OwnerKey(name, "k")
         )
-        for one in names
+        for name in names
     )
     return [
         requests.PutKVs(items=puts),
@@ -214,7 +214,7 @@ def may(who: Caller, request: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize("request_", naming("team/x", "free"), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("request_", naming("team/x", "free"), ids=lambda call: type(call).__name__)
 def test_a_namespace_is_its_owners_and_admins_alone(request_: object) -> None:
     assert may(caller_with(Role.BROKER), request_)
     assert may(caller_with(Role.ADMIN), request_)
@@ -223,14 +223,14 @@ def test_a_namespace_is_its_owners_and_admins_alone(request_: object) -> None:
     assert not may(caller_with(Role.READER), request_)
 
 
-@pytest.mark.parametrize("request_", naming("free"), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("request_", naming("free"), ids=lambda request: type(request).__name__)
 def test_a_namespace_that_nobody_owns_is_for_all_that_may_use_keys(request_: object) -> None:
     assert may(caller_with(Role.BROKER, "2"), request_)
     assert not may(caller_with(Role.RECONCILER), request_), "its own namespace alone"
 
 
 @pytest.mark.parametrize(
-    "request_", naming(f"{RESERVED_NAMESPACES}any"), ids=lambda one: type(one).__name__
+    "request_", naming(f"{RESERVED_NAMESPACES}any"), ids=lambda request: type(request).__name__
 )
 def test_reserved_namespaces_are_admins_alone(request_: object) -> None:
     assert may(caller_with(Role.ADMIN), request_)

@@ -130,7 +130,7 @@ def test_planes_have_the_certificates_that_are_given(authority: Authority) -> No
     }
 
     both = TlsManager(config(tls=first))
-    assert [each[2] for each in both.listeners] == [both.clients]
+    assert [listener[2] for listener in both.listeners] == [both.clients]
     assert both.clients is not None
     assert both.peers.dialling is not None
     assert not both.peers.takes_plain_text
@@ -142,7 +142,7 @@ def test_planes_have_the_certificates_that_are_given(authority: Authority) -> No
     moving = TlsManager(
         config(tls=first, tls_listen="127.0.0.1:9", peer_plain_text=PeerPlainText.SPOKEN)
     )
-    assert [each[2] for each in moving.listeners] == [None, moving.clients]
+    assert [listener[2] for listener in moving.listeners] == [None, moving.clients]
     assert (moving.peers.dialling, moving.peers.takes_plain_text) == (None, True)
     assert moving.describe() == {
         "clients": "127.0.0.1:9091 plain text, 127.0.0.1:9 tls 1.3",
@@ -202,7 +202,7 @@ def test_the_files_of_clients_hold_unless_others_are_given(authority: Authority)
     first, second = (authority.issue("controller/1", serial=serial) for serial in (0, 1))
 
     def protected(**options: object) -> set[str]:
-        return {each.plane for each in TlsManager(config(**options)).states()}
+        return {state.plane for state in TlsManager(config(**options)).states()}
 
     assert protected(tls=first) == {"clients", "peers"}
     assert protected(tls=first, http_listen=HERE) == {"clients", "peers", "http"}

@@ -117,7 +117,7 @@ async def test_only_those_with_certificates_take_part(
         cluster.tls = {}
         joined = cluster.join()
         wait_until(
-            lambda: any("do both sides use TLS" in str(each) for each in logged(cluster, joined)),
+            lambda: any("do both sides use TLS" in str(event) for event in logged(cluster, joined)),
             "it is refused",
         )
         for node_id in cluster.node_ids:
@@ -257,9 +257,9 @@ async def follow(watch: MetadataWatch, seen: list[Change]) -> None:
 
 def replaced(cluster: LocalCluster) -> list[int]:
     """Return how many sets each controller has taken over; it must have refused none."""
-    events = [[entry["event"] for entry in logged(cluster, each)] for each in cluster.node_ids]
-    assert not any("certificate_not_replaced" in each for each in events)
-    return [each.count("certificate_replaced") for each in events]
+    events = [[entry["event"] for entry in logged(cluster, node)] for node in cluster.node_ids]
+    assert not any("certificate_not_replaced" in event for event in events)
+    return [event.count("certificate_replaced") for event in events]
 
 
 @pytest.mark.slow  # nine restarts
@@ -309,18 +309,18 @@ class Ipv6Cluster(LocalCluster):
 async def test_all_planes_speak_tls_over_ipv6(authority: Authority, tmp_path: Path) -> None:
     """Clients check the address in the certificate; controllers, who may be overridden, do not."""
     (tmp_path / "bucket").mkdir()
-    tls = {each: authority.issue(f"controller/{each}", hosts=("::1",)) for each in (1, 2, 3)}
-    http = {each: f"[::1]:{port}" for each, port in enumerate(free_ports(3), 1)}
+    tls = {node: authority.issue(f"controller/{node}", hosts=("::1",)) for node in (1, 2, 3)}
+    http = {node_id: f"[::1]:{port}" for node_id, port in enumerate(free_ports(3), 1)}
     cluster = Ipv6Cluster(
         *(tmp_path, "test", f"file://{tmp_path}/bucket", free_ports(3), STEADY),
         own_options={
-            each: (
-                *("--http-listen", http[each]),
+            node_id: (
+                *("--http-listen", http[node_id]),
                 *tls_words(
-                    authority.issue(f"controller/{each}", hosts=("other.test",)), "peer-tls"
+                    authority.issue(f"controller/{node_id}", hosts=("other.test",)), "peer-tls"
                 ),
             )
-            for each in http
+            for node_id in http
         },
         tls=tls,
     )

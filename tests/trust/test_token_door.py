@@ -254,8 +254,8 @@ async def test_long_calls_end_when_their_key_is_removed_or_their_role_is_taken()
             for name, key_id in (("alice", "k1"), ("bob", "k2"))
         )
         tasks = [
-            asyncio.create_task(entered(authenticator, lasts=True)(b"", each))
-            for each in (gone, kept)
+            asyncio.create_task(entered(authenticator, lasts=True)(b"", token))
+            for token in (gone, kept)
         ]
         await asyncio.sleep(0)  # a turn, in which they begin
         issuer.remove("k1")

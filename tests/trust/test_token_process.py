@@ -144,14 +144,14 @@ def test_a_caller_with_a_token_reaches_the_leader_by_the_address_of_any_controll
 
         wait_until(is_seen_by_all, "a leader")
         leader = root.runs("quorum", "describe")["leader_id"]
-        followers = [each for each in cluster.node_ids if each != leader]
+        followers = [node_id for node_id in cluster.node_ids if node_id != leader]
         for at in followers:
             described = root.runs("quorum", "describe", at=at)
             told = {row["node_id"]: row["endpoint"] for row in described["replicas"]}
             assert told == dict(zip(cluster.node_ids, cluster.token_endpoints, strict=True))
             assert described["policy"] == "equal"
             members = root.runs("cluster", "hash", at=at)["members"]
-            assert [each["verdict"] for each in members] == ["ok"] * 3
+            assert [member["verdict"] for member in members] == ["ok"] * 3
         assert root.runs("quorum", "transfer", "--to", str(followers[0]), at=followers[1])["ok"]
         wait_until(is_seen_by_all, "the leader that was asked for")
 

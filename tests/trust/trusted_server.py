@@ -115,7 +115,7 @@ PLAIN_TEXT = ShownContext(
 
 def shown(*uris: Principal | str, certificate: bytes = b"") -> ShownContext:
     """Return the context of a call under TLS whose certificate has these URIs."""
-    texts = [one if isinstance(one, str) else one.uri for one in uris]
+    texts = [uri if isinstance(uri, str) else uri.uri for uri in uris]
     body = base64.b64encode(certificate or repr(texts).encode())
     pem = b"-----BEGIN CERTIFICATE-----\n" + body + b"\n-----END CERTIFICATE-----\n"
     return ShownContext(

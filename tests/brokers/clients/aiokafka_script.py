@@ -20,7 +20,7 @@ async def main() -> None:
     async with AIOKafkaProducer(bootstrap_servers=SERVERS, enable_idempotence=True) as producer:
         sent = [await producer.send(TOPIC, f"value {number}".encode()) for number in range(COUNT)]
         results = await asyncio.gather(*sent, return_exceptions=True)
-    failed = [str(one) for one in results if isinstance(one, Exception)]
+    failed = [str(result) for result in results if isinstance(result, Exception)]
     consumer = AIOKafkaConsumer(
         TOPIC,
         bootstrap_servers=SERVERS,

@@ -96,8 +96,8 @@ class Script:
                 key,
                 asked.get("partition", -1),
                 timestamp=at,
-                on_delivery=lambda error, one: outcomes.append(
-                    str(error) if error else [one.partition(), one.offset()]
+                on_delivery=lambda error, message: outcomes.append(
+                    str(error) if error else [message.partition(), message.offset()]
                 ),
             )
         outcomes.append(producer.flush(PATIENCE_S))
@@ -115,10 +115,10 @@ class Script:
         deadline = time.monotonic() + PATIENCE_S
         try:
             while len(seen) < asked["count"] and time.monotonic() < deadline:
-                for one in consumer.consume(100, 0.1):
-                    if one.error() is not None:
-                        raise KafkaException(one.error())
-                    seen.append(_row(one))
+                for message in consumer.consume(100, 0.1):
+                    if message.error() is not None:
+                        raise KafkaException(message.error())
+                    seen.append(_row(message))
         finally:
             consumer.close()
         return seen
@@ -144,24 +144,24 @@ class Script:
     def group(self, asked: Asked) -> Any:
         """Consume as a group of two members that share the partitions, and commit."""
         members = [_consumer(asked["group"], "earliest") for _ in range(2)]
-        for one in members:
-            one.subscribe([asked["topic"]])
+        for member in members:
+            member.subscribe([asked["topic"]])
         seen: dict[str, Any] = {}
         shares: list[int] = []
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            for one in members:
-                for message in one.consume(100, 0.1):
+            for member in members:
+                for message in member.consume(100, 0.1):
                     if message.error() is None:
                         seen[f"{message.partition()}/{message.offset()}"] = _row(message)
-            shares = [len(one.assignment()) for one in members]
+            shares = [len(member.assignment()) for member in members]
             is_shared = min(shares) > 0 and sum(shares) == asked["partitions"]
             if is_shared and sum(map(_position, members)) == asked["count"]:
                 break
-        for one in members:
-            one.commit(asynchronous=False)
-        for one in members:
-            one.close()
+        for member in members:
+            member.commit(asynchronous=False)
+        for member in members:
+            member.close()
         return {"shares": sorted(shares), "seen": seen}
 
     def committed(self, asked: Asked) -> Any:
@@ -169,7 +169,7 @@ class Script:
         wanted = ConsumerGroupTopicPartitions(asked["group"])
         (future,) = self.admin.list_consumer_group_offsets([wanted]).values()
         found = future.result(60).topic_partitions
-        return sorted([one.partition, one.offset] for one in found)
+        return sorted([place.partition, place.offset] for place in found)
 
     def group_state(self, asked: Asked) -> Any:
         """Return the state of a group."""
@@ -202,7 +202,7 @@ def _consumer(group: str, reset: str) -> Consumer:
 
 def _position(member: Consumer) -> int:
     """Return the sum of a member's positions."""
-    return sum(max(one.offset, 0) for one in member.position(member.assignment()))
+    return sum(max(place.offset, 0) for place in member.position(member.assignment()))
 
 
 def _row(one: Any) -> Any:

@@ -46,7 +46,7 @@ def main() -> None:
             seen.append((message.value() or b"").decode())
     consumer.commit(asynchronous=False)
     places = [TopicPartition(TOPIC, partition) for partition in range(3)]
-    committed = sum(one.offset for one in consumer.committed(places, timeout=60))
+    committed = sum(place.offset for place in consumer.committed(places, timeout=60))
     ends = sum(consumer.get_watermark_offsets(place, timeout=60)[1] for place in places)
     consumer.close()
     wanted = sorted(f"value {number}" for number in range(COUNT))

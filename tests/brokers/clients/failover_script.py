@@ -30,19 +30,19 @@ def read_as_group() -> list[tuple[Any, Any, int]]:
         )
         for _ in range(2)
     ]
-    for one in members:
-        one.subscribe([TOPIC])
+    for member in members:
+        member.subscribe([TOPIC])
     seen: list[tuple[Any, Any, int]] = []
     deadline = time.monotonic() + 60
     while len(seen) < COUNT and time.monotonic() < deadline:
-        for one in members:
+        for member in members:
             seen += [
                 (message.partition(), message.offset(), int(message.value() or b""))
-                for message in one.consume(500, 0.1)
+                for message in member.consume(500, 0.1)
                 if message.error() is None
             ]
-    for one in members:
-        one.close()
+    for member in members:
+        member.close()
     return seen
 
 
@@ -81,15 +81,15 @@ def main() -> None:
         producer.poll(0.005)
     left = producer.flush(60)
     seen = read_as_group()
-    known = [one for one in acknowledged if one[1] is not None]
-    found = sorted(one for one in seen if one[2] not in unplaced)
+    known = [row for row in acknowledged if row[1] is not None]
+    found = sorted(row for row in seen if row[2] not in unplaced)
     print(
         json.dumps(
             {
                 "failed": failed,
                 "left": left,
                 "unplaced": len(unplaced),
-                "lost": sorted({one[2] for one in acknowledged} - {one[2] for one in seen}),
+                "lost": sorted({row[2] for row in acknowledged} - {row[2] for row in seen}),
                 "acknowledged": len(acknowledged),
                 "seen": len(seen),
                 "same": found == sorted(known),

@@ -20,7 +20,7 @@ def main() -> None:
         for number in range(COUNT)
     ]
     producer.flush(60)
-    failed = [str(one.exception) for one in sent if one.failed()]
+    failed = [str(future.exception) for future in sent if future.failed()]
     consumer = KafkaConsumer(
         TOPIC,
         bootstrap_servers=SERVERS,

@@ -89,7 +89,7 @@ def group(asked: Asked) -> Any:
 
 def _rows(lines: str) -> list[Any]:
     found = [json.loads(line) for line in lines.splitlines()]
-    return [[one["partition"], one["offset"], one["key"], one["payload"]] for one in found]
+    return [[row["partition"], row["offset"], row["key"], row["payload"]] for row in found]
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def main() -> None:
     consumer = Consumer({"bootstrap.servers": SERVERS, "group.id": f"{TOPIC}-group"})
     places = [TopicPartition(TOPIC, partition) for partition in range(3)]
     ends = sum(end_of(consumer, place) for place in places)
-    committed = sum(one.offset for one in consumer.committed(places, timeout=60))
+    committed = sum(place.offset for place in consumer.committed(places, timeout=60))
     consumer.close()
     print(json.dumps({"ends": ends, "committed": committed}))
 

@@ -39,10 +39,10 @@ class Reader(threading.Thread):
         )
         consumer.subscribe([TOPIC])
         while not self.stopped.is_set():
-            for one in consumer.consume(2000, 0.2):
-                if one.error() is None:
-                    place = (one.partition() or 0, one.offset() or 0)
-                    self.seen[place] = int((one.value() or b"").partition(b".")[0])
+            for message in consumer.consume(2000, 0.2):
+                if message.error() is None:
+                    place = (message.partition() or 0, message.offset() or 0)
+                    self.seen[place] = int((message.value() or b"").partition(b".")[0])
         consumer.close()
 
 
@@ -94,17 +94,17 @@ def produce() -> Acknowledgements:
 def main() -> None:
     """Produce and read at the same time; tell what came of it."""
     readers = [Reader(), Reader()]
-    for one in readers:
-        one.start()
+    for reader in readers:
+        reader.start()
     sent = produce()
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if len(readers[0].seen.keys() | readers[1].seen.keys()) >= COUNT:
             break
         time.sleep(0.5)
-    for one in readers:
-        one.stopped.set()
-        one.join()
+    for reader in readers:
+        reader.stopped.set()
+        reader.join()
     seen = readers[0].seen | readers[1].seen
     ordered = [seen[place] for place in sorted(seen)]
     places = sorted(seen)

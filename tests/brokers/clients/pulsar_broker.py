@@ -37,7 +37,7 @@ def bodies(ledger_id: int) -> list[bytes]:
 
 def sources(count: int) -> MemorySources:
     """Return so many closed ledgers, from 1 on."""
-    return MemorySources({one: MemoryLedger(one, bodies(one)) for one in range(1, count + 1)})
+    return MemorySources({id_: MemoryLedger(id_, bodies(id_)) for id_ in range(1, count + 1)})
 
 
 class Shape:
@@ -92,7 +92,7 @@ async def _run(endpoints: list[str], bucket: str, node_id: int, mode: str, numbe
         managed = Shape(client, mode, "ml", sources(2)).managed
         await managed.open()
         await managed.sweep()
-        await managed.offload([one for one in managed.ledgers[:-1] if not one.is_complete])
+        await managed.offload([ledger for ledger in managed.ledgers[:-1] if not ledger.is_complete])
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def confluent() -> Any:
     consumer.subscribe([TOPIC])
     found = consumer.consume(1, PATIENCE_S)
     consumer.close()
-    return {"left": left, "read": [(one.value() or b"").decode() for one in found]}
+    return {"left": left, "read": [(message.value() or b"").decode() for message in found]}
 
 
 def kafka_python() -> Any:
