@@ -1,6 +1,6 @@
 package io.streammeta.kafka;
 
-import java.io.File;
+import io.streammeta.testkit.ReleasedBroker;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.OutputStream;
@@ -12,20 +12,21 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.TimeUnit;
-import java.util.stream.Collectors;
 import java.util.stream.Stream;
 
 /** A stock Kafka broker in a process of its own, which loads the released jar as the example's configuration says. */
 final class KafkaProcess implements AutoCloseable {
-    private static final Path EXAMPLE = Path.of(
-            System.getProperty("streammeta.repository"),
-            "clients/java/streammeta-kafka-tiered/example/server.properties");
+    private static final Path MODULE =
+            Path.of(System.getProperty("streammeta.repository"), "clients/java/streammeta-kafka-tiered");
+    private static final Path EXAMPLE = MODULE.resolve("example/server.properties");
+    private static final Path BROKER = MODULE.resolve("src/test/broker/pom.xml");
     private static final String CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ";
 
     private final int nodeId;
     private final int port;
     private final Path folder;
     private final Properties config = new Properties();
+    private final String classPath;
     private Process process;
 
     /** The broker with id 1 is the Kafka controller, too. */
@@ -33,6 +34,9 @@ final class KafkaProcess implements AutoCloseable {
         this.nodeId = nodeId;
         this.port = freePort();
         this.folder = Files.createDirectories(folder);
+        // Only Kafka: the plug-in and what it needs are in the jar.
+        String version = "kafka.version=" + System.getProperty("broker.version");
+        this.classPath = ReleasedBroker.classPath(BROKER, version, folder);
         String jar = Path.of(System.getProperty("plugin.jar")).toRealPath().toString();
         try (InputStream example = Files.newInputStream(EXAMPLE)) {
             config.load(example);
@@ -89,12 +93,8 @@ final class KafkaProcess implements AutoCloseable {
     }
 
     private Process java(Object... arguments) throws IOException {
-        // Only Kafka: the plug-in and what it needs are in the jar.
-        String kafka = Stream.of(System.getProperty("java.class.path").split(File.pathSeparator))
-                .filter(entry -> entry.endsWith(".jar") && !entry.contains("streammeta"))
-                .collect(Collectors.joining(File.pathSeparator));
         List<String> command = new ArrayList<>(List.of(
-                Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-Xmx384m", "-cp", kafka));
+                Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-Xmx384m", "-cp", classPath));
         Stream.of(arguments).map(Object::toString).forEach(command::add);
         Process started = new ProcessBuilder(command)
                 .redirectErrorStream(true)

@@ -1,5 +1,6 @@
 package io.streammeta.rocketmq;
 
+import io.streammeta.testkit.ReleasedBroker;
 import java.io.File;
 import java.io.IOException;
 import java.io.UncheckedIOException;
@@ -30,7 +31,10 @@ final class StockBroker implements AutoCloseable {
     StockBroker(Path folder, Path plugin, Map<String, String> options) {
         this.folder = folder;
         this.plugin = plugin;
-        this.stock = classPath();
+        this.stock = ReleasedBroker.classPath(
+                Path.of("src/test/broker/pom.xml"),
+                "rocketmq.version=" + System.getProperty("rocketmq.version"),
+                folder);
         write("namesrv.conf", Map.of("listenPort", String.valueOf(namePort)), Map.of());
         write(
                 "broker.conf",
@@ -135,31 +139,6 @@ final class StockBroker implements AutoCloseable {
         } catch (IOException error) {
             throw new UncheckedIOException(error);
         }
-    }
-
-    /** Resolves the class path of the stock artifacts, first from the local repository alone. */
-    private String classPath() {
-        Path output = folder.resolve("class-path");
-        List<String> command = List.of(
-                "mvn", "-q", "-B", "-f", "src/test/broker/pom.xml", "dependency:build-classpath",
-                "-Dmdep.outputFile=" + output, "-Drocketmq.version=" + System.getProperty("rocketmq.version"));
-        List<String> offline = new ArrayList<>(command);
-        offline.add("-o");
-        try {
-            if (run(offline) != 0 && run(command) != 0) {
-                throw new IllegalStateException("Maven can't resolve RocketMQ, see " + folder.resolve("maven.log"));
-            }
-            return Files.readString(output).trim();
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
-        }
-    }
-
-    private int run(List<String> command) throws IOException {
-        return end(new ProcessBuilder(command)
-                .redirectErrorStream(true)
-                .redirectOutput(folder.resolve("maven.log").toFile())
-                .start());
     }
 
     private static int end(Process process) {
