@@ -1,29 +1,28 @@
-"""Rules for all tests: selection of the slow ones, and order of those that start processes.
+"""Rules for all tests: selection of the slow ones, and how workers share the tests.
 
-Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes are of
-three groups by their files, each on one worker, so that a machine of two cores never has more than
-three clusters to carry: most of their time is waiting. Those whose processes only compute, and wait
-for no clock, stay together apart from them. Generated examples have no time limit, since machines
-are held up, and a failure prints its replay. The user's own settings do not count.
+Slow tests (long simulations, storms of faults) run with `--slow`. A worker runs one file after the
+other. Those that start processes come first, on three workers at a time, so that a machine of two
+cores never has more than three clusters to carry: most of their time is waiting. Tests whose
+processes only compute, and wait for no clock, stay together. Generated examples have no time limit,
+since machines are held up, and a failure prints its replay. The user's own settings do not count.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 _GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes {}"}
 """Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
 
-_GROUPS_OF_PROCESSES = 3
-
-_SPREAD = 24
-"""Start of the checksum of a file's name: with this one the groups take equally long."""
+_CLUSTERS_MAX = 3
 
 settings.register_profile(
     "held-up machines",
@@ -40,6 +39,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-settings")
 """Profiles of the user that runs the tests are none of theirs."""
 
+yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[assignment, misc]
+"""A tenth of the time, for the same documents."""
+
+gc.disable()
+"""Collected tests stay until the end: a quarter of a collection was a search for garbage."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
@@ -51,7 +56,51 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
         if is_spread and groups and not item.get_closest_marker("xdist_group"):
-            number = zlib.crc32(item.path.name.encode(), _SPREAD) % _GROUPS_OF_PROCESSES
-            item.add_marker(pytest.mark.xdist_group(groups[0].format(number)))
+            item.add_marker(pytest.mark.xdist_group(groups[0].format(item.path.stem)))
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Files(LoadGroupScheduling):  # type: ignore[misc, unused-ignore]
+        """Gives a worker one group, or else one file, after the other."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            others = [work for other, work in self.assigned_work.items() if other is not node]
+            clusters = sum(
+                any(_has_processes_left(*unit) for unit in work.items()) for work in others
+            )
+            allowed = [
+                scope
+                for scope in self.workqueue
+                if clusters < _CLUSTERS_MAX or not scope.startswith("processes")
+            ]
+            if allowed:
+                self.workqueue.move_to_end(min(allowed, key=_turn), last=False)
+                super()._assign_work_unit(node)
+            else:
+                node.shutdown()
+
+    return Files(config, log)
+
+
+def _has_processes_left(scope: str, tests: dict[str, bool]) -> bool:
+    return scope.startswith("processes") and not all(tests.values())
+
+
+def _turn(scope: str) -> int:
+    """Return when a group or file has its turn: processes wait the longest, so begin first."""
+    return ("processes" not in scope) + scope.startswith("tests/")

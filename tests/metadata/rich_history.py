@@ -164,7 +164,10 @@ def recovering_views() -> list[FrozenMetadata]:
     ]
 
 
-@cache
 def histories() -> tuple[History, ...]:
     """Return the histories of all seeds, made once; they must not be changed."""
-    return tuple(history(seed) for seed in SEEDS)
+    return tuple(map(shared_history, SEEDS))
+
+
+shared_history = cache(history)
+"""Return the history of a seed, made once; it must not be changed."""

@@ -20,7 +20,7 @@ from streammeta.controller.metadata.api.object_listings import (
 from streammeta.controller.metadata.api.validation import validate
 from streammeta.controller.metadata.tables.values import PageRequest, column
 from tests.metadata.map_pair import in_columns, plain
-from tests.metadata.rich_history import SEEDS, histories
+from tests.metadata.rich_history import SEEDS, histories, shared_history
 from tests.metadata.small_world import NODE, World, batch
 
 STREAMS = 12
@@ -176,12 +176,12 @@ PAGED = [
 ]
 
 
-@pytest.mark.parametrize("history", histories(), ids=map(str, SEEDS))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("request_", "items"), PAGED, ids=map(str, range(len(PAGED))))
 def test_pages_of_single_items_are_the_whole(
-    history: Any, request_: Any, items: str, monkeypatch: pytest.MonkeyPatch
+    seed: int, request_: Any, items: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster_metadata = history.pair.map
+    cluster_metadata = shared_history(seed).pair.map
     whole: Any = cluster_metadata.query(replace(request_, page=PageRequest(10_000)))
     monkeypatch.setattr(answer_budget, "ANSWER_BYTES", answer_budget.STREAM_SET_OBJECT_BYTES)
     found: list[Any] = []
@@ -197,11 +197,9 @@ def test_pages_of_single_items_are_the_whole(
     assert plain(tuple(found)) == plain(getattr(whole, items))
 
 
-@pytest.mark.parametrize("history", histories(), ids=map(str, SEEDS))
-def test_what_may_stop_goes_on_behind_its_end(
-    history: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster_metadata = history.pair.map
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_may_stop_goes_on_behind_its_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster_metadata = shared_history(seed).pair.map
     keys = tuple(r.KVKey(namespace="n", key=key) for key in "abcab")
     queries = tuple(r.ObjectQuery(stream_id, 0, -1) for stream_id in range(8))
     asked: tuple[tuple[Any, str], ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -59,14 +60,14 @@ def texts() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
 
 
-TEXTS = list(texts())
+all_texts = cache(lambda: list(texts()))
 
 
 def test_every_option_that_a_message_names_is_an_option_of_some_command() -> None:
     known = all_options(cli) | OTHERS
     unknown = {
         f"{place}: {option}"
-        for place, text in TEXTS
+        for place, text in all_texts()
         for option in _OPTION.findall(text)
         if option not in known
     }
@@ -75,7 +76,7 @@ def test_every_option_that_a_message_names_is_an_option_of_some_command() -> Non
 
 def test_every_command_that_a_message_names_exists() -> None:
     wrong = []
-    for place, text in TEXTS:
+    for place, text in all_texts():
         for words in _COMMAND.findall(text):
             command: click.Command = cli
             context = click.Context(cli)
