@@ -1,10 +1,11 @@
 """Rules for all tests: selection of the slow ones, and how workers share the tests.
 
-Slow tests (long simulations, storms of faults) run with `--slow`. A worker runs one file after the
-other. Those that start processes come first, on three workers at a time, so that a machine of two
-cores never has more than three clusters to carry: most of their time is waiting. Tests whose
-processes only compute, and wait for no clock, stay together. Generated examples have no time limit,
-since machines are held up, and a failure prints its replay. The user's own settings do not count.
+Slow tests (long simulations, storms of faults, most seeds of a range) run with `--slow`. A worker
+runs one file after the other. Those that start processes come first, on three workers at a time, so
+that a machine of two cores never has more than three clusters to carry: most of their time is
+waiting. Tests whose processes only compute, and wait for no clock, stay together. Generated
+examples have no time limit, since machines are held up, and a failure prints its replay. The user's
+own settings do not count.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes 
 """Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
 
 _CLUSTERS_MAX = 3
+
+_NAMES_SEEDS = any(name.startswith("STREAMMETA_") and "SEED" in name for name in os.environ)
 
 settings.register_profile(
     "held-up machines",
@@ -57,8 +60,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
         if is_spread and groups and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(groups[0].format(item.path.stem)))
-        if item.get_closest_marker("slow") and not config.getoption("slow"):
+        is_slow = item.get_closest_marker("slow") or _is_late_seed(item)
+        if is_slow and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+
+
+def _is_late_seed(item: pytest.Item) -> bool:
+    """Whether a test has one of the last two thirds of a range of seeds that nobody named."""
+    for mark in item.iter_markers("parametrize"):
+        if mark.args[0] == "seed" and isinstance(mark.args[1], range) and not _NAMES_SEEDS:
+            (seed, seeds) = item.callspec.params["seed"], mark.args[1]  # type: ignore[attr-defined]
+            return bool(seeds.index(seed) >= max(2, len(seeds) // 3))
+    return False
 
 
 def pytest_collection_finish() -> None:
@@ -72,11 +85,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadGroupScheduling
 
-    class Files(LoadGroupScheduling):  # type: ignore[misc, unused-ignore]
+    class Files(LoadGroupScheduling):  # type: ignore[misc]
         """Gives a worker one group, or else one file, after the other."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).partition("::")[0]
+            scope: str = super()._split_scope(nodeid)
+            return scope.partition("::")[0]
 
         def _assign_work_unit(self, node: Any) -> None:
             others = [work for other, work in self.assigned_work.items() if other is not node]

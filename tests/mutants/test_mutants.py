@@ -23,11 +23,13 @@ from tests.quorum.core_harness import Lone, batch
 _ROOT = Path(__file__).resolve().parents[2]
 
 _AT_ONCE = 2
-_QUICK = [
-    mutant.name
+_SIMULATED = [
+    mutant
     for mutant in MUTANTS.values()
     if isinstance(mutant.caught_by, Simulated) and not mutant.caught_by.is_rare
 ]
+_QUICK = {mutant.edits[0].module: mutant for mutant in _SIMULATED}.values()
+"""One mutant of each module; the others are slow."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,9 @@ def trial_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Future[
     selected = [
         str(item.callspec.params["name"])
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_a_mutant_is_caught"
+        if isinstance(item, pytest.Function)
+        and item.originalname == "test_a_mutant_is_caught"
+        and not item.get_closest_marker("skip")
     ]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         trials = {name: pool.submit(run_trial, name) for name in selected}
@@ -47,7 +51,13 @@ def trial_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Future[
 @pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("computations")
-@pytest.mark.parametrize("name", _QUICK)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(mutant.name, marks=() if mutant in _QUICK else pytest.mark.slow)
+        for mutant in _SIMULATED
+    ],
+)
 def test_a_mutant_is_caught(name: str, trial_of: Callable[[str], Future[Trial]]) -> None:
     trial = trial_of(name).result()
     assert trial.caught, f"{name}: {MUTANTS[name].bug} Nothing found by {MUTANTS[name].caught_by}"
