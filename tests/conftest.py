@@ -2,8 +2,8 @@
 
 Slow tests (long simulations, storms of faults, most seeds of a range) run with `--slow`. A worker
 runs one file after the other. Those that start processes come first, on three workers at a time, so
-that a machine of two cores never has more than three clusters to carry: most of their time is
-waiting. Tests whose processes only compute, and wait for no clock, stay together. Generated
+that a machine of two cores has three clusters to carry until nothing else is left: most of their
+time is waiting. Tests whose processes only compute, and wait for no clock, stay together. Generated
 examples have no time limit, since machines are held up, and a failure prints its replay. The user's
 own settings do not count.
 """
@@ -95,26 +95,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _assign_work_unit(self, node: Any) -> None:
             others = [work for other, work in self.assigned_work.items() if other is not node]
             clusters = sum(
-                any(_has_processes_left(*unit) for unit in work.items()) for work in others
+                any(
+                    _has_processes(scope) and not all(tests.values())
+                    for scope, tests in work.items()
+                )
+                for work in others
             )
-            allowed = [
-                scope
-                for scope in self.workqueue
-                if clusters < _CLUSTERS_MAX or not scope.startswith("processes")
-            ]
-            if allowed:
-                self.workqueue.move_to_end(min(allowed, key=_turn), last=False)
-                super()._assign_work_unit(node)
-            else:
-                node.shutdown()
+            may_have_one = clusters < _CLUSTERS_MAX
+
+            def turn(scope: str) -> tuple[bool, bool]:
+                return _has_processes(scope) != may_have_one, scope != "computations"
+
+            self.workqueue.move_to_end(min(self.workqueue, key=turn), last=False)
+            super()._assign_work_unit(node)
 
     return Files(config, log)
 
 
-def _has_processes_left(scope: str, tests: dict[str, bool]) -> bool:
-    return scope.startswith("processes") and not all(tests.values())
-
-
-def _turn(scope: str) -> int:
-    """Return when a group or file has its turn: processes wait the longest, so begin first."""
-    return ("processes" not in scope) + scope.startswith("tests/")
+def _has_processes(scope: str) -> bool:
+    return scope.startswith("processes ")
