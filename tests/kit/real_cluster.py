@@ -228,7 +228,7 @@ class Writes:
                     put(client, f"key-{number:06}", str(number))
                     self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - since)
                     self.acknowledged.append(f"key-{number:06}")
-                    time.sleep(0.005)
+                    time.sleep(0.02)
                     since = time.monotonic()
 
 
