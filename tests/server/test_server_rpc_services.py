@@ -9,6 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.services.routes import LeaderView, routed, routes
 from streammeta.controller.runtime.load.admission import LIMITS
@@ -328,12 +329,16 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(rpcs: Rpcs) -> 
     assert rpcs.controller.is_active
 
 
-async def test_a_call_that_meets_its_deadline_says_what_to_do(rpcs: Rpcs) -> None:
+async def test_a_call_that_meets_its_deadline_says_what_to_do(
+    rpcs: Rpcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_mapping, "_ANSWER_BEFORE_S", 59.5)  # the answer may be held up
+    monkeypatch.setattr(error_mapping, "_SHARE_OF_DEADLINE", 0)
     await rpcs.register()
     rpcs.log.commit = lambda: None  # type: ignore[method-assign]
     request = nodes_pb2.LockNodeRequest(node_id=NODE.node_id)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rpcs.ask(request, timeout=0.5)
+        await rpcs.ask(request, timeout=60)
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     details = raised.value.details() or ""
     assert "may still take effect" in details
