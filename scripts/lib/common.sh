@@ -21,3 +21,12 @@ die() {
 print_help() {
     awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$1"
 }
+
+# True if the class path in file $1 is newer than its pom $2, and has every file that it names.
+is_fetched() {
+    local file
+    [[ -s "$1" && "$1" -nt "$2" ]] || return 1
+    while IFS= read -r -d ':' file; do
+        [[ -e "$file" ]] || return 1
+    done < <(printf '%s:' "$(<"$1")")
+}

@@ -7,7 +7,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.testkit.Controllers;
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -17,20 +16,11 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
 import java.util.TreeSet;
-import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.jar.JarEntry;
 import java.util.jar.JarFile;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
-import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
-import org.apache.rocketmq.client.exception.MQBrokerException;
-import org.apache.rocketmq.client.exception.MQClientException;
-import org.apache.rocketmq.client.producer.DefaultMQProducer;
-import org.apache.rocketmq.client.producer.SendStatus;
-import org.apache.rocketmq.common.message.Message;
-import org.apache.rocketmq.common.message.MessageExt;
-import org.apache.rocketmq.common.message.MessageQueue;
-import org.apache.rocketmq.remoting.exception.RemotingException;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty;
 import org.junit.jupiter.api.extension.RegisterExtension;
@@ -45,8 +35,6 @@ class StockBrokerTest {
     private static final Path PLUGIN = Path.of(System.getProperty("streammeta.plugin.jar", ""));
     private static final String TOPIC = "orders";
     private static final int MESSAGES = 3_000;
-    private static final int QUEUES = 4;
-    private static final Duration SEND = Duration.ofMinutes(2);
     private static final Duration UPLOAD = Duration.ofMinutes(3);
 
     @TempDir
@@ -55,28 +43,25 @@ class StockBrokerTest {
     @Test
     void everyMessageIsReadFromTheTierAfterTheDiskIsLost() throws Exception {
         try (StockBroker broker = new StockBroker(folder, PLUGIN, options())) {
-            DefaultMQProducer producer = producer(broker);
-            try {
-                send(producer, 0, MESSAGES / 3);
-                waitForParts();
-                broker.kill(); // in the middle of its first uploads
-                broker.start();
-                int leader = leader();
-                CompletableFuture<Void> killed = CompletableFuture.runAsync(() -> CONTROLLERS.kill(leader));
-                send(producer, MESSAGES / 3, MESSAGES);
-                killed.join();
-                assertEquals(expected(), receive(broker));
-                CONTROLLERS.start(leader);
-            } finally {
-                producer.shutdown();
-            }
+            StockClient client = new StockClient(broker.nameServerAddress(), TOPIC);
+            List<String> bodies = bodies();
+            client.send(bodies.subList(0, MESSAGES / 3));
+            waitForParts();
+            broker.kill(); // in the middle of its first uploads
+            broker.start();
+            int leader = leader();
+            CompletableFuture<Void> killed = CompletableFuture.runAsync(() -> CONTROLLERS.kill(leader));
+            client.send(bodies.subList(MESSAGES / 3, MESSAGES));
+            killed.join();
+            assertEquals(new TreeSet<>(bodies), client.receive(MESSAGES));
+            CONTROLLERS.start(leader);
 
             broker.kill();
             for (String lost : List.of("commitlog", "consumequeue", "index", "tiered_index_file")) {
                 delete(broker.store().resolve(lost));
             }
             broker.start();
-            assertEquals(expected(), receive(broker));
+            assertEquals(new TreeSet<>(bodies), client.receive(MESSAGES));
             assertFalse(broker.log().contains("IllegalAccessError"), "classes of the broker and the plug-in clash");
         }
     }
@@ -118,80 +103,10 @@ class StockBrokerTest {
         return options;
     }
 
-    private static DefaultMQProducer producer(StockBroker broker) throws MQClientException {
-        DefaultMQProducer producer = new DefaultMQProducer("producers");
-        producer.setNamesrvAddr(broker.nameServerAddress());
-        producer.setDefaultTopicQueueNums(QUEUES);
-        producer.start();
-        return producer;
-    }
-
-    private static void send(DefaultMQProducer producer, int from, int to) throws Exception {
-        long end = System.nanoTime() + SEND.toNanos();
-        for (int number = from; number < to; number++) {
-            Message message = new Message(TOPIC, "tag", "key-" + number, body(number).getBytes(StandardCharsets.UTF_8));
-            while (!isSent(producer, message)) {
-                assertTrue(System.nanoTime() < end, "the broker accepted too few messages");
-            }
-        }
-    }
-
-    /** Sends a message, perhaps again: the broker was killed, and name server and client learn of its return late. */
-    private static boolean isSent(DefaultMQProducer producer, Message message) throws InterruptedException {
-        try {
-            return producer.send(message).getSendStatus() == SendStatus.SEND_OK;
-        } catch (MQClientException | MQBrokerException | RemotingException | IllegalStateException failed) {
-            Thread.sleep(200);
-            return false;
-        }
-    }
-
-    /** Reads all queues from their beginning until there are enough messages. */
-    private static TreeSet<String> receive(StockBroker broker) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("readers-" + UUID.randomUUID());
-        consumer.setNamesrvAddr(broker.nameServerAddress());
-        consumer.setAutoCommit(false);
-        consumer.start();
-        try {
-            TreeSet<String> received = new TreeSet<>();
-            long end = System.nanoTime() + UPLOAD.toNanos();
-            List<MessageQueue> queues = queues(consumer, end);
-            consumer.assign(queues);
-            for (MessageQueue queue : queues) {
-                consumer.seek(queue, 0);
-            }
-            while (received.size() < MESSAGES && System.nanoTime() < end) {
-                for (MessageExt message : consumer.poll(1_000)) {
-                    received.add(new String(message.getBody(), StandardCharsets.UTF_8));
-                }
-            }
-            return received;
-        } finally {
-            consumer.shutdown();
-        }
-    }
-
-    private static List<MessageQueue> queues(DefaultLitePullConsumer consumer, long end) throws Exception {
-        while (true) {
-            try {
-                return List.copyOf(consumer.fetchMessageQueues(TOPIC));
-            } catch (MQClientException notRegistered) {
-                assertTrue(System.nanoTime() < end, notRegistered.toString());
-                Thread.sleep(500);
-            }
-        }
-    }
-
-    private static TreeSet<String> expected() {
-        TreeSet<String> bodies = new TreeSet<>();
-        for (int number = 0; number < MESSAGES; number++) {
-            bodies.add(body(number));
-        }
-        return bodies;
-    }
-
-    private static String body(int number) {
-        return "message " + number + " " + "x".repeat(number % 500);
+    private static List<String> bodies() {
+        return IntStream.range(0, MESSAGES)
+                .mapToObj(number -> "message " + number + " " + "x".repeat(number % 500))
+                .toList();
     }
 
     private static void waitForParts() throws InterruptedException {
