@@ -8,14 +8,10 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from scripts.demonstration import steps
-from scripts.demonstration.callers import Callers
-from scripts.demonstration.narrator import Narrator
-from scripts.demonstration.s3_endpoint import S3Endpoint
-from streammeta.cli.local.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from scripts.demonstration.stage import Stage
+from streammeta.cli.local.local_cluster import PROGRAM, Child, start_child
 
 BROKERS = (1, 2)
 KILLED = 1
@@ -31,39 +27,22 @@ SILENCE_MIN_S = 0.5
 class KafkaDemo:
     """Run from an empty bucket to the summary."""
 
-    def __init__(
-        self, arguments: Namespace, root: Path, narrator: Narrator, endpoint: S3Endpoint
-    ) -> None:
+    OPTIONS = ("--session-timeout-ms", "1500")
+
+    def __init__(self, arguments: Namespace, stage: Stage) -> None:
         self._rows = arguments.rows or ROWS
-        self._root = root
-        self._narrator = narrator
-        self._endpoint = endpoint
+        self._stage = stage
         self._children: list[Child] = []
-        self.cluster = LocalCluster(
-            root,
-            "demo",
-            endpoint.store_uri,
-            free_ports(3),
-            options=(
-                *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
-                *("--lifecycle-interval-ms", "200", "--session-timeout-ms", "1500"),
-            ),
-            env=endpoint.env,
-        )
-        self.callers = Callers(self.cluster)
 
     def stop(self) -> None:
-        """End every process."""
+        """End brokers and clients."""
         for child in self._children:
             child.stop()
-        self.cluster.stop_all()
 
     def run(self) -> tuple[dict[str, object], list[str]]:
         """Play the whole story, and return its figures and the failed checks."""
-        say = self._narrator.step
-        self.cluster.start_all()
-        leader = steps.wait_for_leader(self.callers.admin)
-        say(f"three controllers run over TLS, controller {leader} leads")
+        say = self._stage.narrator.step
+        self._stage.start_controllers()
         brokers = {node_id: self._start_broker(node_id) for node_id in BROKERS}
         servers = ",".join(address for _, address in brokers.values())
         say(f"two brokers listen for Kafka's clients: {servers}")
@@ -85,7 +64,11 @@ class KafkaDemo:
         return _summary(done)
 
     def _start_broker(self, node_id: int) -> tuple[Child, str]:
-        place = (*self.callers.broker(node_id).words, "--store", self._endpoint.store_uri)
+        place = (
+            *self._stage.callers.broker(node_id).words,
+            "--store",
+            self._stage.endpoint.store_uri,
+        )
         child = self._start(
             f"broker-{node_id}",
             [*PROGRAM, "kafka", *place],
@@ -99,8 +82,8 @@ class KafkaDemo:
         return child, found[1]
 
     def _start(self, name: str, program: list[str], words: list[str]) -> Child:
-        log = self._root / f"{name}.log"
-        child = start_child(name, [*program, *words], log, self._endpoint.env)
+        log = self._stage.root / f"{name}.log"
+        child = start_child(name, [*program, *words], log, self._stage.endpoint.env)
         self._children.append(child)
         return child
 

@@ -13,31 +13,26 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from scripts.demonstration import steps
 from scripts.demonstration.broker import HOLD_AFTER_PREPARE, HOLD_AFTER_UPLOAD
 from scripts.demonstration.brokers import BrokerFleet, Event, node_id_of
-from scripts.demonstration.callers import Callers
 from scripts.demonstration.compactor import Compactor
 from scripts.demonstration.dataset import NAMES, Dataset, load
 from scripts.demonstration.kafka import KafkaDemo
 from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.observing_reader import ObservingReader
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
-from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
-from streammeta.cli.local.local_cluster import ChildFailedError, LocalCluster, free_ports
-from streammeta.reconcile.cluster.lease import is_lease_key
-from streammeta.storage.cluster_files.bucket_marker import is_own_key
-from streammeta.storage.object_format.object_key import key_for
-from streammeta.v1 import common_pb2
+from scripts.demonstration.stage import Stage
+from scripts.demonstration.stock_story import StockBrokersDemo
+from scripts.demonstration.story import Bucket, Reads, Story, summarize
+from streammeta.cli.framework.client import CallError
+from streammeta.cli.local.local_cluster import ChildFailedError
 
-CLUSTER_ID = "demo"
 LEADER = -1
 """Stands for the leader where brokers go by their number."""
-CONTROLLER_COUNT = 3
 SHARE_COUNT = 5
 KILLED_BROKER = 3
 SLEEPING_BROKER = 4
@@ -58,49 +53,39 @@ STREAM_LABELS = {"nycflights13": "aircraft", "completejourney": "household"}
 class Demo:
     """Run from an empty bucket to the summary."""
 
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        root: Path,
-        narrator: Narrator,
-        endpoint: S3Endpoint,
-    ) -> None:
+    OPTIONS = ("--delete-delay-ms", str(DELETE_DELAY_MS))
+
+    def __init__(self, arguments: argparse.Namespace, stage: Stage) -> None:
         self._arguments = arguments
-        self._root = root
-        self._narrator = narrator
-        self._endpoint = endpoint
+        self._stage = stage
+        self._narrator = stage.narrator
+        self._endpoint = stage.endpoint
+        self._callers = stage.callers
         self._story = Story()
-        self.cluster = LocalCluster(
-            root,
-            CLUSTER_ID,
-            endpoint.store_uri,
-            free_ports(CONTROLLER_COUNT),
-            options=(
-                *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
-                *("--lifecycle-interval-ms", "200"),
-                *("--delete-delay-ms", str(DELETE_DELAY_MS)),
-            ),
-            env=endpoint.env,
-        )
-        self.callers = Callers(self.cluster)
-        self.fleet = BrokerFleet(
-            root,
+        store_uri = stage.endpoint.store_uri
+        self._fleet = BrokerFleet(
+            stage.root,
             [
-                *("--store", endpoint.store_uri, "--data", arguments.data),
-                *("--streams", str(root / "streams.json")),
+                *("--store", store_uri, "--data", arguments.data),
+                *("--streams", str(stage.root / "streams.json")),
                 *(("--rows", str(arguments.rows)) if arguments.rows else ()),
             ],
-            endpoint.env,
-            self.callers,
+            stage.endpoint.env,
+            self._callers,
             SHARE_COUNT,
         )
-        self.compactor = Compactor(
-            root,
-            self.callers.compactor,
-            endpoint.store_uri,
-            endpoint.env,
+        self._compactor = Compactor(
+            stage.root,
+            self._callers.compactor,
+            store_uri,
+            stage.endpoint.env,
             COMPACTION_INTERVAL,
         )
+
+    def stop(self) -> None:
+        """End brokers and compactor."""
+        self._compactor.kill()
+        self._fleet.stop_all()
 
     def run(self) -> tuple[dict[str, object], list[str]]:
         """Play the whole story, and return its figures and the failed checks."""
@@ -108,18 +93,13 @@ class Demo:
         data = load(self._arguments.data, self._arguments.rows)
         keys = data.keys()
         say(f"{len(data.rows):,} rows of {data.name} in {len(keys):,} streams")
-        self.cluster.start_all()
-        leader = steps.wait_for_leader(self.callers.admin)
-        say(
-            f"three controllers run over TLS, controller {leader} leads; bucket at "
-            f"{self._endpoint.url}"
-        )
-        creator = self.callers.broker(steps.CREATOR_NODE_ID)
+        self._stage.start_controllers()
+        creator = self._callers.broker(steps.CREATOR_NODE_ID)
         stream_ids = steps.create_streams(creator, STREAM_LABELS[data.name], keys)
-        (self._root / "streams.json").write_text(json.dumps(stream_ids))
+        (self._stage.root / "streams.json").write_text(json.dumps(stream_ids))
         steps.plant_foreign_key(self._endpoint, FOREIGN_KEY)
         reader = self._new_reader(data, stream_ids)
-        self.compactor.start()
+        self._compactor.start()
         reader.start()
         self._upload(len(data.rows))
         reader.stop()
@@ -129,54 +109,34 @@ class Demo:
         self._show_shell(stream_ids)
         self._await_deletion()
         self._find_orphans()
-        steps.wait_until_none_is_marked(self.callers.admin)
-        before = self._keys_of_objects()
-        self._reconcile()
-        after = self._keys_of_objects()
+        steps.wait_until_none_is_marked(self._callers.admin)
+        before = self._stage.keys_of_objects()
+        self._stage.reconcile()
+        after = self._stage.keys_of_objects()
         rows_read_again = self._read_back(stream_ids, expected, "after reconciliation")
         return summarize(
             self._story,
             Reads(rows_read, rows_read_again, reader.rows, reader.failure),
             Bucket(before, after, FOREIGN_KEY),
-            self._mapped_keys(),
+            self._stage.mapped_keys(),
             (len(data.rows), len(keys)),
         )
 
-    def _keys_of_objects(self) -> set[str]:
-        """The bucket's keys without the cluster's marker, claims and leases."""
-        namespace = steps.describe_cluster(self.callers.admin).object_namespace
-        return {
-            key
-            for key in steps.bucket_keys(self._endpoint)
-            if not is_own_key(key, namespace) and not is_lease_key(key, namespace)
-        }
-
-    def _mapped_keys(self) -> MappedKeys:
-        """Keys of the metadata's objects: the live ones, and all of them."""
-        states = steps.objects_by_state(self.callers.admin)
-        namespace = steps.describe_cluster(self.callers.admin).object_namespace
-        keys = {
-            state: {key_for(object_id, namespace) for object_id in ids}
-            for state, ids in states.items()
-        }
-        live = keys.get(common_pb2.OBJECT_STATE_COMMITTED, set())
-        return MappedKeys(live, set().union(*keys.values()))
-
     def _new_reader(self, data: Dataset, stream_ids: dict[str, int]) -> ObservingReader:
         rows = {stream_ids[key]: rows for key, rows in data.by_key().items()}
-        return ObservingReader(self.callers.reader, self._endpoint.store_uri, rows, READER_SEED)
+        return ObservingReader(self._callers.reader, self._endpoint.store_uri, rows, READER_SEED)
 
     def _finish_compaction(self, reader: ObservingReader) -> None:
         """Stop the compactor, and compact the last objects."""
         story = self._story
-        story.compactions = self.compactor.stop()["commits"]
+        story.compactions = self._compactor.stop()["commits"]
         verdict = reader.failure or "equal the source"
         self._narrator.step(
             f"{story.compactions} compactions were made while brokers uploaded; {reader.rows:,} "
             f"rows were read meanwhile: {verdict}"
         )
-        last = steps.streammeta_json(self.compactor.last_pass, self._endpoint.env)
-        left = steps.describe_cluster(self.callers.admin).size.committed_objects
+        last = steps.streammeta_json(self._compactor.last_pass, self._endpoint.env)
+        left = steps.describe_cluster(self._callers.admin).size.committed_objects
         self._narrator.step(
             f"{last['commits']} more in a last pass: {len(story.uploaded)} uploaded objects became "
             f"{left}"
@@ -185,14 +145,14 @@ class Demo:
     def _upload(self, rows_total: int) -> None:
         story = self._story
         for broker in range(SHARE_COUNT):
-            self.fleet.start(broker, *_hold_options(broker))
+            self._fleet.start(broker, *_hold_options(broker))
         with self._narrator.progress(rows_total) as progress:
             while len(story.brokers_done) < SHARE_COUNT:
-                event = self.fleet.next_event(EVENT_TIMEOUT_S)
+                event = self._fleet.next_event(EVENT_TIMEOUT_S)
                 if event is None:
                     raise TimeoutError(
                         f"no broker reported anything for {EVENT_TIMEOUT_S:.0f} s; see the logs in "
-                        f"{self._root}"
+                        f"{self._stage.root}"
                     )
                 self._on_event(event)
                 progress.update(progress.task_ids[0], completed=story.rows_committed)
@@ -212,7 +172,7 @@ class Demo:
             case "uploaded":
                 story.uploaded_keys.setdefault(event.broker, set()).update(event.facts["keys"])
                 if event.broker == KILLED_BROKER and KILLED_BROKER not in story.acting:
-                    self.fleet.kill(event.broker)
+                    self._fleet.kill(event.broker)
             case "refused":
                 self._on_refused(event)
             case "ended" if event.broker == KILLED_BROKER:
@@ -231,8 +191,8 @@ class Demo:
     def _impersonate(self) -> None:
         """Let a broker act for a live broker, under that broker's epoch."""
         node_id = node_id_of(IMPERSONATED_BROKER)
-        epoch = self.fleet.epoch_of(IMPERSONATED_BROKER)
-        caller = self.callers.broker(node_id_of(IMPOSTOR))
+        epoch = self._fleet.epoch_of(IMPERSONATED_BROKER)
+        caller = self._callers.broker(node_id_of(IMPOSTOR))
         refusal = steps.speak_for(caller, node_id, epoch)
         self._story.refusal = refusal.code
         self._narrator.step(
@@ -250,7 +210,7 @@ class Demo:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - told in the main thread
-                self.fleet.events.put(Event(subject, "failed", {"error": str(error)}))
+                self._fleet.events.put(Event(subject, "failed", {"error": str(error)}))
 
         self._story.acting[subject] = threading.Thread(target=act, daemon=True)
         self._story.acting[subject].start()
@@ -260,18 +220,18 @@ class Demo:
         story = self._story
         story.killed_objects = set(story.prepared[KILLED_BROKER])
         story.killed_keys = set(story.uploaded_keys[KILLED_BROKER])
-        steps.wait_until_expired(self.callers.admin, story.killed_objects)
+        steps.wait_until_expired(self._callers.admin, story.killed_objects)
         kept = story.killed_keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
             f"broker 3's prepared objects expired; {len(kept)} uploads stay because their offsets "
             f"are past the ends of their streams; broker 3 restarts"
         )
-        self.fleet.start(KILLED_BROKER)
+        self._fleet.start(KILLED_BROKER)
 
     def _await_deletion(self) -> None:
         """Wait until the killed broker's uploads are deleted: the streams have passed them."""
         story = self._story
-        steps.wait_until_removed(self.callers.admin, story.killed_objects)
+        steps.wait_until_removed(self._callers.admin, story.killed_objects)
         left = story.killed_keys & steps.bucket_keys(self._endpoint)
         story.expired_deleted = len(story.killed_keys) - len(left)
         self._narrator.step(
@@ -282,9 +242,9 @@ class Demo:
     def _wake_sleeper(self) -> None:
         self._narrator.step("broker 4 is stopped between prepare and upload (SIGSTOP)")
         objects = set(self._story.prepared[SLEEPING_BROKER])
-        steps.wait_until_removed(self.callers.admin, objects)
+        steps.wait_until_removed(self._callers.admin, objects)
         self._narrator.step("broker 4's prepared objects expired and are forgotten; it wakes up")
-        os.kill(self.fleet.children[SLEEPING_BROKER].pid, signal.SIGCONT)
+        os.kill(self._fleet.children[SLEEPING_BROKER].pid, signal.SIGCONT)
 
     def _on_refused(self, event: Event) -> None:
         if not self._story.refused:
@@ -295,9 +255,8 @@ class Demo:
 
     def _find_orphans(self) -> None:
         """Find the rejected objects that arrived after their deletion."""
-        steps.wait_until_removed(self.callers.admin, self._story.refused)
-        namespace = steps.describe_cluster(self.callers.admin).object_namespace
-        keys = {key_for(object_id, namespace) for object_id in self._story.refused}
+        steps.wait_until_removed(self._callers.admin, self._story.refused)
+        keys = {self._stage.key_of(object_id) for object_id in self._story.refused}
         self._story.orphans = keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
             f"{len(self._story.orphans)} rejected objects are in the bucket, unknown to the "
@@ -305,21 +264,11 @@ class Demo:
         )
 
     def _kill_leader(self) -> None:
-        leader = steps.wait_for_leader(self.callers.admin)
-        killed_at = time.monotonic()
-        self.cluster.children[leader].kill()
-        steps.acknowledged_write(self.callers.admin)
-        self._story.failover_s = round(time.monotonic() - killed_at, 3)
+        self._story.failover_s = self._stage.kill_leader()
         self._story.leader_kills += 1
-        self.cluster.start(leader)
-        successor = steps.wait_for_leader(self.callers.admin)
-        self._narrator.step(
-            f"controller {leader}, the leader, is killed (kill -9) and restarted; controller "
-            f"{successor} accepted writes after {self._story.failover_s} s"
-        )
 
     def _read_back(self, stream_ids: dict[str, int], expected: dict[str, str], when: str) -> int:
-        rows, digests = steps.read_back(self.callers.reader, self._endpoint.store_uri, stream_ids)
+        rows, digests = steps.read_back(self._callers.reader, self._endpoint.store_uri, stream_ids)
         equal = sum(digests.get(key) == digest for key, digest in expected.items())
         self._narrator.step(
             f"read back {when}: {rows:,} rows, {equal:,} of {len(expected):,} streams equal the "
@@ -333,23 +282,10 @@ class Demo:
             self._narrator.step(f"streammeta shell -- {command}")
             self._narrator.show(
                 steps.streammeta(
-                    ["shell", *self.callers.admin.words, "--", *command.split()],
+                    ["shell", *self._callers.admin.words, "--", *command.split()],
                     self._endpoint.env,
                 )
             )
-
-    def _reconcile(self) -> None:
-        plan = str(self._root / "plan")
-        place = ["--store", self._endpoint.store_uri, *self.callers.reconciler.words]
-        # Nothing writes any more, and the orphans are too young for any grace period that is safe.
-        self._narrator.step("streammeta reconcile plan --unsafe-grace 0s   (deletes nothing)")
-        self._narrator.show(
-            steps.streammeta(steps.reconcile_plan_words(place, plan), self._endpoint.env)
-        )
-        self._narrator.step("streammeta reconcile apply --yes")
-        self._narrator.show(
-            steps.streammeta(steps.reconcile_apply_words(place, plan), self._endpoint.env)
-        )
 
 
 def _hold_options(broker: int) -> tuple[str, ...]:
@@ -384,8 +320,14 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--data", choices=NAMES, default=NAMES[0], help="default: %(default)s")
     parser.add_argument("--rows", type=int, metavar="N", help="use the first N rows only")
-    parser.add_argument(
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument(
         "--kafka", action="store_true", help="Kafka's stock clients and two brokers instead"
+    )
+    others.add_argument(
+        "--brokers",
+        action="store_true",
+        help="stock brokers of Kafka and RocketMQ instead, always with the same rows",
     )
     parser.add_argument("--s3", metavar="URL", help="use this S3 server instead of starting one")
     parser.add_argument(
@@ -414,7 +356,7 @@ def main() -> int:
         narrator.step("interrupted; everything is stopped")
         shutil.rmtree(root)
         return 130
-    except (ChildFailedError, RuntimeError, TimeoutError) as error:
+    except (CallError, ChildFailedError, RuntimeError, TimeoutError) as error:
         narrator.fail(f"{error}\nlogs of every process are kept in {root}")
         return 1
     shutil.rmtree(root)
@@ -423,32 +365,22 @@ def main() -> int:
 
 def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list[str]:
     """Run the demo, stop everything that it started, and return the failed checks."""
+    story = KafkaDemo if arguments.kafka else StockBrokersDemo if arguments.brokers else Demo
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(_s3(arguments, root))
         os.environ.update(endpoint.env)
-        if arguments.kafka:
-            return _play_kafka(KafkaDemo(arguments, root, narrator, endpoint), narrator)
-        demo = Demo(arguments, root, narrator, endpoint)
-        stack.callback(demo.cluster.stop_all)
-        stack.callback(demo.fleet.stop_all)
-        stack.callback(demo.compactor.kill)
+        stage = Stage(root, narrator, endpoint, story.OPTIONS)
+        stack.callback(stage.cluster.stop_all)
+        demo = story(arguments, stage)
+        stack.callback(demo.stop)
         result, failed = demo.run()
         narrator.summary(result, failed)
         if arguments.keep:
-            words = " ".join(demo.callers.admin.words)
+            words = " ".join(stage.callers.admin.words)
             narrator.step(f"running until Ctrl-C: streammeta shell {words}")
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
         return failed
-
-
-def _play_kafka(demo: KafkaDemo, narrator: Narrator) -> list[str]:
-    try:
-        result, failed = demo.run()
-    finally:
-        demo.stop()
-    narrator.summary(result, failed)
-    return failed
 
 
 if __name__ == "__main__":

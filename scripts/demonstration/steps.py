@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from scripts.demonstration.callers import Caller
@@ -46,6 +46,19 @@ def wait_for_leader(caller: Caller, timeout_s: float = 30.0) -> int:
     raise TimeoutError(f"no leader among {', '.join(caller.endpoints)} within {timeout_s:.0f} s")
 
 
+def wait_until(condition: Callable[[], bool], failure: str, timeout_s: float) -> None:
+    """Return once `condition` holds.
+
+    Raises:
+        TimeoutError: it does not. The message begins with `failure`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{failure} after {timeout_s:.0f} s")
+        time.sleep(0.2)
+
+
 def create_streams(caller: Caller, label: str, keys: Sequence[str]) -> dict[str, int]:
     """Create one stream for each key, tagged with it, as a broker, and return their ids."""
 
@@ -60,11 +73,15 @@ def create_streams(caller: Caller, label: str, keys: Sequence[str]) -> dict[str,
 def acknowledged_write(caller: Caller) -> None:
     """Return when a small write is committed, and retry until a leader accepts it."""
     request = kv_pb2.PutKVsRequest(
-        request_id=f"demo-{time.monotonic_ns()}",
+        request_id=_request_id(),
         items=[kv_pb2.KVToPut(namespace="demo", key="probe", value=b"alive", overwrite=True)],
     )
     with caller.operator(30.0) as client:
         client.call(lambda channel: kv_pb2_grpc.KVServiceStub(channel).PutKVs, request)
+
+
+def _request_id() -> str:
+    return f"demo-{time.monotonic_ns()}"
 
 
 def speak_for(caller: Caller, node_id: int, node_epoch: int) -> CallError:
@@ -73,16 +90,22 @@ def speak_for(caller: Caller, node_id: int, node_epoch: int) -> CallError:
     Raises:
         RuntimeError: the call succeeds.
     """
-    request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=1_000)
+    try:
+        prepare_object(caller, node_id, node_epoch)
+    except CallError as refusal:
+        return refusal
+    raise RuntimeError(f"{caller.tls.certificate.name} could speak for node {node_id}")
+
+
+def prepare_object(caller: Caller, node_id: int, node_epoch: int) -> int:
+    """Prepare an object in a node's name, to be committed within a second, and return its id."""
+    request = objects_pb2.PrepareObjectsRequest(request_id=_request_id(), count=1, ttl_ms=1_000)
     request.node.node_id, request.node.node_epoch = node_id, node_epoch
     with caller.operator(30.0) as client:
-        try:
-            client.call(
-                lambda channel: objects_grpc.ObjectServiceStub(channel).PrepareObjects, request
-            )
-        except CallError as refusal:
-            return refusal
-    raise RuntimeError(f"{caller.tls.certificate.name} could speak for node {node_id}")
+        answer = client.call(
+            lambda channel: objects_grpc.ObjectServiceStub(channel).PrepareObjects, request
+        )
+    return answer.first_object_id
 
 
 def object_states(caller: Caller, object_ids: Collection[int]) -> list[int]:
@@ -135,6 +158,23 @@ def objects_by_state(caller: Caller) -> dict[int, set[int]]:
             )
             for object_ in answer.objects:
                 found.setdefault(object_.state, set()).add(object_.object_id)
+            if not answer.next_page_token:
+                return found
+            request.page.page_token = answer.next_page_token
+
+
+def named_objects(caller: Caller, prefix: str) -> dict[str, int]:
+    """Return the sizes of all objects whose names begin with `prefix`, by name."""
+    found: dict[str, int] = {}
+    request = objects_pb2.DescribeNamedObjectsRequest(prefix=prefix)
+    request.page.page_size = PAGE_SIZE
+    with caller.operator() as client:
+        while True:
+            answer = client.call(
+                lambda channel: objects_grpc.ObjectServiceStub(channel).DescribeNamedObjects,
+                request,
+            )
+            found.update((object_.name, object_.object_size) for object_ in answer.objects)
             if not answer.next_page_token:
                 return found
             request.page.page_token = answer.next_page_token
