@@ -32,6 +32,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "authorization": ("authorization", "CPU time of admitting a caller"),
     "backup": ("backup", "lag and cost of a backup; time and memory of restores and adoptions"),
     "kafka": ("kafka", "streammeta kafka and Apache Kafka under one load, and a failover"),
+    "kafka-tiered": ("kafka_tiered", "Kafka's tiered storage with two metadata managers"),
     "reconcile": ("reconcile", "a plan's time on each engine, and deletions a second"),
 }
 """Module and summary of each benchmark, by its name on the command line."""

@@ -18,6 +18,7 @@ from streammeta.cli.local.local_cluster import Child, free_ports, start_child
 ROOT = Path(__file__).resolve().parents[3]
 CLASSPATH = ROOT / ".java" / "kafka-classpath"
 READY_WITHIN_S = 60.0
+STOPPED_WITHIN_S = 30.0
 _POLL_S = 0.1
 _CLUSTER_ID = "streammeta-peer-kafka1"
 
@@ -39,14 +40,19 @@ def class_path() -> str:
 
 @contextmanager
 def running_kafka(
-    root: Path, heap: str = "512m", java: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
+    root: Path,
+    heap: str = "512m",
+    java: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",),
+    settings: str = "",
 ) -> Iterator[tuple[str, Child]]:
     """Run a broker in `root` until the block ends, and yield its address and its process.
+
+    It goes on with the data that an earlier one has left there. `settings` are added to its own.
 
     Raises:
         PeerError: it did not start in time.
     """
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     port, controller_port = free_ports(2)
     config = root / "server.properties"
     config.write_text(
@@ -57,11 +63,11 @@ def running_kafka(
         f"controller.listener.names=CONTROLLER\nlog.dirs={root / 'data'}\n"
         "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
         "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
-        "group.initial.rebalance.delay.ms=300\n"
+        f"group.initial.rebalance.delay.ms=300\n{settings}"
     )
     machine = ("java", *java, f"-Xmx{heap}", "-cp", class_path())
     formatted = subprocess.run(
-        [*machine, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(config)],
+        [*machine, "kafka.tools.StorageTool", "format", "-g", "-t", _CLUSTER_ID, "-c", str(config)],
         capture_output=True,
         text=True,
         check=False,
@@ -76,14 +82,14 @@ def running_kafka(
         _wait_until_it_listens(child, port)
         yield f"127.0.0.1:{port}", child
     finally:
-        child.stop()
+        child.stop(STOPPED_WITHIN_S)
 
 
 def _wait_until_it_listens(child: Child, port: int) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
         if not child.is_running:
-            raise PeerError(f"Kafka ended; its log:\n{child.log_tail()}")
+            raise PeerError(f"Kafka ended; its log:\n{child.log_tail(60)}")
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
         except OSError:
