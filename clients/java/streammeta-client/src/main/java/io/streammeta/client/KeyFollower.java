@@ -10,6 +10,7 @@ import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -28,7 +29,7 @@ public final class KeyFollower implements AutoCloseable {
     private final String prefix;
     private final WatchSelection selection;
     private final KeyListener listener;
-    private final CompletableFuture<KeyFollower> listed = new CompletableFuture<>();
+    private final CompletableFuture<Void> listed = new CompletableFuture<>();
 
     /** Versions of the reported keys. */
     private final Map<String, Long> versions = new HashMap<>();
@@ -44,11 +45,23 @@ public final class KeyFollower implements AutoCloseable {
         this.listener = listener;
     }
 
-    static CompletableFuture<KeyFollower> begin(
-            Calls calls, String namespace, String prefix, KeyListener listener) {
+    static KeyFollower begin(Calls calls, String namespace, String prefix, KeyListener listener) {
         KeyFollower follower = new KeyFollower(calls, namespace, prefix, listener);
         follower.beginRound();
-        return follower.listed;
+        return follower;
+    }
+
+    /** Returns a future that completes when all keys that there were have been reported. */
+    public CompletableFuture<Void> listed() {
+        return listed;
+    }
+
+    /**
+     * Returns a future that completes when the keys that there were with a longer prefix have been reported. They are
+     * listed before the others.
+     */
+    public synchronized CompletableFuture<Void> listed(String longerPrefix) {
+        return listed.isDone() ? listed : round.listFirst(longerPrefix);
     }
 
     /** Reports nothing more, when the present callback has ended. */
@@ -99,14 +112,18 @@ public final class KeyFollower implements AutoCloseable {
         /** Offsets of deletions during the listing, whose pages may have been read before. */
         private final Map<String, Long> deleted = new HashMap<>();
 
+        private final CompletableFuture<Void> begun = new CompletableFuture<>();
+        private final Map<String, CompletableFuture<Void>> listedFirst = new HashMap<>();
+
         private Watch watch; // null before it has begun
         private boolean isListing = true;
 
         /** Watches from now on, then lists: so no change is missed. */
         void begin() {
             Watch.begin(calls, selection, this)
-                    .thenCompose(begun -> {
-                        adopt(begun);
+                    .thenCompose(present -> {
+                        adopt(present);
+                        begun.complete(null);
                         return keys.list(prefix).forEach(this::onListed);
                     })
                     .whenComplete((none, error) -> {
@@ -116,6 +133,20 @@ public final class KeyFollower implements AutoCloseable {
                             fail(StreammetaClient.cause(error));
                         }
                     });
+        }
+
+        CompletableFuture<Void> listFirst(String longerPrefix) {
+            return listedFirst.computeIfAbsent(longerPrefix, added -> begun.thenCompose(
+                            none -> keys.list(longerPrefix).forEach(this::onListed))
+                    // After a failure another round lists all keys.
+                    .handle((none, error) -> error == null && !hasFailed() ? begun : listed)
+                    .thenCompose(Function.identity()));
+        }
+
+        private boolean hasFailed() {
+            synchronized (KeyFollower.this) {
+                return isOver();
+            }
         }
 
         void close() {
@@ -128,9 +159,9 @@ public final class KeyFollower implements AutoCloseable {
             return isClosed || this != round;
         }
 
-        private void adopt(Watch begun) {
+        private void adopt(Watch present) {
             synchronized (KeyFollower.this) {
-                watch = begun;
+                watch = present;
                 if (isOver()) {
                     close();
                 }
@@ -141,7 +172,7 @@ public final class KeyFollower implements AutoCloseable {
             synchronized (KeyFollower.this) {
                 found.add(value.key());
                 // The version of a value is the offset of its log entry, plus 1.
-                if (!isOver() && value.version() > deleted.getOrDefault(value.key(), -1L)) {
+                if (!isOver() && isListing && value.version() > deleted.getOrDefault(value.key(), -1L)) {
                     put(value);
                 }
             }
@@ -162,8 +193,9 @@ public final class KeyFollower implements AutoCloseable {
                 found.clear();
                 put.clear();
                 deleted.clear();
+                listedFirst.clear();
             }
-            listed.complete(KeyFollower.this);
+            listed.complete(null);
         }
 
         @Override
@@ -208,6 +240,7 @@ public final class KeyFollower implements AutoCloseable {
                 round = new Round(); // both the watch and the listing may fail, and only the first counts
                 close();
             }
+            begun.completeExceptionally(error);
             LOG.warn("the keys '{}' are listed again in {} ms: {}", prefix, RETRY_MS, error.getMessage());
             try {
                 calls.timer().schedule(KeyFollower.this::beginRound, RETRY_MS, TimeUnit.MILLISECONDS);

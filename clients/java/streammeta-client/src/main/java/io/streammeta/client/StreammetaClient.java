@@ -99,11 +99,8 @@ public final class StreammetaClient implements AutoCloseable {
         return Watch.begin(calls, selection, listener);
     }
 
-    /**
-     * Follows the keys of a namespace with a prefix. The future completes when all keys that there were have been
-     * reported.
-     */
-    public CompletableFuture<KeyFollower> followKeys(String namespace, String prefix, KeyListener listener) {
+    /** Follows the keys of a namespace with a prefix. */
+    public KeyFollower followKeys(String namespace, String prefix, KeyListener listener) {
         return KeyFollower.begin(calls, namespace, prefix, listener);
     }
 

@@ -25,11 +25,14 @@ class KeyFollowerTest {
                 StreammetaClient.builder().endpoints(CONTROLLERS.endpoints()).build()) {
             KeyValues keys = client.keyValues("followed");
             Random random = new Random(7);
-            Map<String, Integer> expected = new TreeMap<>();
+            TreeMap<String, Integer> expected = new TreeMap<>();
             change(keys, random, expected, 40);
 
             Cache cache = new Cache();
-            KeyFollower follower = await(client.followKeys("followed", "key-", cache));
+            KeyFollower follower = client.followKeys("followed", "key-", cache);
+            await(follower.listed("key-1"));
+            assertEquals(expected.subMap("key-1", "key-2"), cache.values.subMap("key-1", "key-2"));
+            await(follower.listed());
             assertEquals(expected, cache.values);
 
             await(keys.put("other", new byte[] {1}));
@@ -60,7 +63,7 @@ class KeyFollowerTest {
     }
 
     private static final class Cache implements KeyListener {
-        private final Map<String, Integer> values = new ConcurrentSkipListMap<>();
+        private final ConcurrentSkipListMap<String, Integer> values = new ConcurrentSkipListMap<>();
 
         @Override
         public void onPut(KeyValue value) {

@@ -55,7 +55,7 @@ public final class StreammetaRemoteLogMetadataManager implements RemoteLogMetada
 
     private StreammetaClient client;
     private KeyValues keys;
-    private CompletableFuture<KeyFollower> follower;
+    private KeyFollower follower;
 
     /** Creates a manager, which {@link #configure} starts. */
     public StreammetaRemoteLogMetadataManager() {}
@@ -185,7 +185,8 @@ public final class StreammetaRemoteLogMetadataManager implements RemoteLogMetada
     private PartitionSegments segments(TopicIdPartition partition) throws RemoteStorageException {
         Objects.requireNonNull(partition, "partition");
         try {
-            follower.get(REPORT_SECONDS, TimeUnit.SECONDS);
+            // A read need not wait for the segments of all other partitions.
+            follower.listed(SegmentKeys.prefixOf(partition)).get(REPORT_SECONDS, TimeUnit.SECONDS);
         } catch (TimeoutException error) {
             throw new RemoteStorageException("the controllers have not listed the segments within " + REPORT_SECONDS
                     + " s. Next step: check that they run and lead, and the option " + PluginConfig.ENDPOINTS);
@@ -200,7 +201,7 @@ public final class StreammetaRemoteLogMetadataManager implements RemoteLogMetada
 
     @Override
     public boolean isReady(TopicIdPartition partition) {
-        return follower.isDone() && !follower.isCompletedExceptionally();
+        return follower.listed().isDone() && !follower.listed().isCompletedExceptionally();
     }
 
     /**
@@ -213,7 +214,7 @@ public final class StreammetaRemoteLogMetadataManager implements RemoteLogMetada
         cache.assign(leaderPartitions);
         cache.assign(followerPartitions);
         Set<TopicIdPartition> leading = new HashSet<>(leaderPartitions);
-        follower.thenRun(() -> leading.forEach(this::deleteUnfinished));
+        follower.listed().thenRun(() -> leading.forEach(this::deleteUnfinished));
     }
 
     private void deleteUnfinished(TopicIdPartition partition) {
@@ -279,7 +280,7 @@ public final class StreammetaRemoteLogMetadataManager implements RemoteLogMetada
     @Override
     public void close() {
         if (client != null) {
-            follower.thenAccept(KeyFollower::close);
+            follower.close();
             client.close();
         }
     }

@@ -57,7 +57,8 @@ final class TierKeys implements KeyListener, AutoCloseable {
     /** Loads the keys with a prefix, for the process with an epoch. */
     static TierKeys open(StreammetaClient client, String prefix, long epoch) {
         TierKeys keys = new TierKeys(client, prefix, epoch);
-        keys.follower = StreammetaClient.await(client.followKeys(NAMESPACE, prefix, keys));
+        keys.follower = client.followKeys(NAMESPACE, prefix, keys);
+        StreammetaClient.await(keys.follower.listed());
         return keys;
     }
 
