@@ -3,28 +3,33 @@
 Both brokers run at once, and take turns: one with `streammeta-kafka-tiered` and three controllers,
 one with Kafka's manager, which keeps the metadata in a topic of the broker. The storage of both is
 a directory, since the plug-in's own storage needs the plug-in's metadata, and Kafka's storage for
-tests does not run in this version. A turn copies closed segments, in a topic of its own. Then metadata of segments without
-bytes are added through the managers' own calls (`peers/TieredLoad.java`), and the brokers restart.
+tests does not run in this version. A turn of copies tiers the closed segments of a new topic. Then
+metadata of segments without bytes are stored through the managers' own calls, and brokers restart.
+`peers/TieredLoad.java` is the load and the storage.
 """
 
-import asyncio
-import json
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 from confluent_kafka import Consumer, TopicPartition
 
-from scripts.benchmarks.cluster import counters_path, find_leader, observed, running_cluster
-from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, Target, median
+from scripts.benchmarks.cluster import (
+    counters_path,
+    find_leader,
+    in_thread,
+    observed,
+    running_cluster,
+)
+from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, Target, medians
 from scripts.benchmarks.observed_controller import Counters
 from scripts.benchmarks.options import option
 from scripts.benchmarks.peers import apache_kafka
+from scripts.benchmarks.peers.java_load import JavaLoad, jar_of
 from scripts.benchmarks.processes import rss_bytes
 
 OURS, PEER = "streammeta", "kafka"
@@ -32,14 +37,12 @@ MANAGERS = {
     OURS: "io.streammeta.kafka.StreammetaRemoteLogMetadataManager",
     PEER: "org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager",
 }
-LOAD = Path(__file__).parent / "peers" / "TieredLoad.java"
-PLUGIN = "clients/java/streammeta-kafka-tiered/target/streammeta-kafka-tiered-*-SNAPSHOT.jar"
-HEAP = "512m"
+TOPIC = "copied-0"
 READ_WITHIN_S = 300.0
 _BROKER = """\
 remote.log.storage.system.enable=true
 remote.log.storage.manager.class.name=TieredLoad$Storage
-remote.log.storage.manager.class.path={storage}
+remote.log.storage.manager.class.path={classes}
 remote.log.storage.manager.impl.prefix=rsm.config.
 rsm.config.dir={root}/remote
 remote.log.metadata.manager.class.name={manager}
@@ -59,7 +62,7 @@ class Settings:
     """Numbers of segments and of turns."""
 
     partitions: int = option(50, "partitions of a topic")
-    copied: int = option(1_000, "segments that a turn copies")
+    copied: int = option(20, "segments of a partition that a turn copies")
     copies: int = option(3, "turns of copies")
     noted: int = option(100_000, "segments of which the metadata exist before the restarts")
     restarts: int = option(3, "turns of restarts")
@@ -69,144 +72,137 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
     """Measure both managers."""
     if apache_kafka.missing():
         raise BenchmarkError(apache_kafka.missing())
-    compiled = [*("javac", "-d", str(root / "classes")), *("-cp", _jars()), str(LOAD)]
-    subprocess.run(compiled, check=True)
-    with running_cluster(root / "cluster", change=observed(root)) as cluster:
-        leader = await find_leader(cluster)
-        counters = counters_path(root, leader.node_id)
-        systems = [System(name, root, ",".join(cluster.endpoints), counters) for name in MANAGERS]
-        return await asyncio.to_thread(_measure, systems, settings, progress)
-
-
-def _measure(systems: Sequence["System"], settings: Settings, progress: Progress) -> Outcome:
-    try:
+    jars = f"{apache_kafka.class_path()}:{jar_of('streammeta-kafka-tiered')}"
+    load = JavaLoad.compile("TieredLoad", root / "classes", jars)
+    with running_cluster(root / "cluster", change=observed(root)) as cluster, ExitStack() as stack:
+        counters = counters_path(root, (await find_leader(cluster)).node_id)
+        systems = [
+            _System(name, root / name, load, settings, ",".join(cluster.endpoints), counters)
+            for name in MANAGERS
+        ]
         for system in systems:
-            system.start()
-        for turn in range(settings.copies):
-            for system in systems:
-                progress(f"kafka-tiered: copy {turn + 1} with {system.name}")
-                system.copy(f"copied-{turn}", settings)
-        for system in systems:
-            progress(f"kafka-tiered: metadata of {settings.noted} segments with {system.name}")
-            system.note("copied-0", settings)
-        for turn in range(settings.restarts):
-            for system in systems:
-                progress(f"kafka-tiered: restart {turn + 1} with {system.name}")
-                system.restart("copied-0", settings)
-    finally:
-        for system in systems:
-            system.stop()
+            stack.callback(system.stop)
+        await in_thread(_take_turns, systems, settings, progress)
     return _outcome(systems)
 
 
-class System:
-    """A broker with one of the managers, and its figures."""
+def _take_turns(systems: Sequence["_System"], settings: Settings, progress: Progress) -> None:
+    for system in systems:
+        system.start()
+    for turn in range(settings.copies):
+        for system in systems:
+            progress(f"kafka-tiered: copies {turn + 1} with {system.name}")
+            system.copy(f"copied-{turn}")
+    for system in systems:
+        progress(f"kafka-tiered: metadata of {settings.noted} segments with {system.name}")
+        system.store_metadata()
+    for turn in range(settings.restarts):
+        for system in systems:
+            progress(f"kafka-tiered: restart {turn + 1} with {system.name}")
+            system.restart(turn % settings.partitions)
 
-    def __init__(self, name: str, root: Path, endpoints: str, counters: Path) -> None:
+
+class _System:
+    """A broker with one of the managers, and its figures of each turn."""
+
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        load: JavaLoad,
+        settings: Settings,
+        endpoints: str,
+        counters: Path,
+    ) -> None:
         self.name = name
-        self.copy_s: list[float] = []
-        self.serve_s: list[float] = []
-        self.restart_s: list[float] = []
-        self.memory: dict[str, float] = {}
-        self.stored: dict[str, float] = {}
-        self.note_s = 0.0
-        self._root = root / name
+        self.copies: list[dict[str, float]] = []
+        self.restarts: list[dict[str, float]] = []
+        self._root = root
+        self._load = load
+        self._settings = settings
         self._endpoints = endpoints
         self._counters = counters
-        self._plugin = _plugin()
-        self._classes = root / 'classes'
         self._broker = ExitStack()
+        self._address = ""
+        self._pid = 0
 
     def start(self) -> None:
-        settings = _BROKER.format(
-            storage=self._classes,
+        """Start the broker."""
+        options = _BROKER.format(
+            classes=self._load.classes,
             root=self._root,
             manager=MANAGERS[self.name],
-            plugin=self._plugin if self.name == OURS else "",
+            plugin=jar_of("streammeta-kafka-tiered") if self.name == OURS else "",
             endpoints=self._endpoints,
         )
-        broker = apache_kafka.running_kafka(self._root, HEAP, (), settings)
-        self.address, self.child = self._broker.enter_context(broker)
+        broker = apache_kafka.running_kafka(self._root, java=(), settings=options)
+        self._address, child = self._broker.enter_context(broker)
+        self._pid = child.pid
 
     def stop(self) -> None:
+        """Stop the broker."""
         self._broker.close()
 
-    def copy(self, topic: str, settings: Settings) -> None:
-        each = settings.copied // settings.partitions
+    def copy(self, topic: str) -> None:
+        """Measure the copies of a new topic's segments, and what is stored about each."""
         before = self._stored()
-        self.copy_s.append(self._load("copy", topic, settings.partitions, each))
-        count = each * settings.partitions
-        self.stored = {
-            name: (value - before[name]) / count for name, value in self._stored().items()
-        }
+        seconds = self._run_load("copy", topic, self._settings.copied)
+        count = self._settings.partitions * self._settings.copied
+        stored = {name: (now - before[name]) / count for name, now in self._stored().items()}
+        self.copies.append({"seconds": seconds, **stored})
 
-    def note(self, topic: str, settings: Settings) -> None:
-        options = (
-            [f"endpoints={self._endpoints}"]
-            if self.name == OURS
-            else [
-                f"remote.log.metadata.common.client.bootstrap.servers={self.address}",
-                "remote.log.metadata.topic.replication.factor=1",
-                "broker.id=9",
-                "cluster.id=load",
-                f"log.dir={self._root}",
+    def store_metadata(self) -> None:
+        """Store metadata of many segments that have no bytes."""
+        options = [f"endpoints={self._endpoints}"]
+        if self.name == PEER:
+            prefix = "remote.log.metadata"
+            options = [
+                f"{prefix}.common.client.bootstrap.servers={self._address}",
+                f"{prefix}.topic.replication.factor=1",
+                *("broker.id=9", "cluster.id=load", f"log.dir={self._root}"),
             ]
-        )
-        arguments = (topic, settings.partitions, settings.noted, MANAGERS[self.name], *options)
-        self.note_s = self._load("note", *arguments)
+        self._run_load("store", TOPIC, self._settings.noted, MANAGERS[self.name], *options)
 
-    def restart(self, topic: str, settings: Settings) -> None:
-        self._broker.close()
+    def restart(self, partition: int) -> None:
+        """Measure from a restart to the first records from the local disk and from the storage."""
+        self.stop()
         self.start()
-        began = psutil.Process(self.child.pid).create_time()
-        # The newest segment of a partition is local, the first one is not.
-        local = settings.copied // settings.partitions
-        self.serve_s.append(_read(self.address, topic, [0], local) - began)
-        self.restart_s.append(_read(self.address, topic, [0], 0) - began)
-        self.memory = {
-            "heap_mib": _live_heap_mib(self.child.pid),
-            "rss_mib": rss_bytes(self.child.pid) / 2**20,
-        }
+        began = psutil.Process(self._pid).create_time()
+        # The first segments of a partition are remote only, the last one is on the broker's disk.
+        local = _read(self._address, partition, self._settings.copied) - began
+        remote = _read(self._address, partition, 0) - began
+        figures = {"local_s": local, "remote_s": remote, "between_s": remote - local}
+        memory = {"heap_mib": _live_heap_mib(self._pid), "rss_mib": rss_bytes(self._pid) / 2**20}
+        self.restarts.append(figures | memory)
 
-    def waits(self) -> list[float]:
-        """Return how much later than a local record the first remote one was read."""
-        return [read - local for read, local in zip(self.restart_s, self.serve_s, strict=True)]
-
-    def _load(self, *words: object) -> float:
-        command = [
-            *("java", "-Xmx512m", "-cp", f"{self._classes}:{_jars()}", LOAD.stem),
-            *(words[0], self.address, *words[1:]),
-        ]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise BenchmarkError(f"the load of {self.name} failed:\n{done.stderr[-4000:]}")
-        return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+    def _run_load(self, kind: str, topic: str, segments: int, *options: str) -> float:
+        words = (kind, self._address, topic, self._settings.partitions, segments, *options)
+        return float(self._load.run(*words)[-1])
 
     def _stored(self) -> dict[str, float]:
-        """Return the bytes and the entries in the log of the metadata."""
+        """Return the bytes and the number of entries in the log of the metadata."""
         if self.name == OURS:
             counters = Counters.read(self._counters)
             return {"bytes": counters.payload_bytes, "entries": counters.payloads}
         logs = (self._root / "data").glob("__remote_log_metadata-*/*.log")
-        return {"bytes": sum(log.stat().st_size for log in logs), "entries": _entries(self.address)}
+        return {
+            "bytes": sum(log.stat().st_size for log in logs),
+            "entries": _entries(self._address),
+        }
 
 
-def _jars() -> str:
-    return f"{apache_kafka.class_path()}:{_plugin()}"
+def _entries(servers: str) -> int:
+    """Return the number of records in the topic of Kafka's manager."""
+    topic = "__remote_log_metadata"
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "bench"})
+    found = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, at))[1] for at in found]
+    consumer.close()
+    return sum(ends)
 
 
-def _plugin() -> Path:
-    found = sorted(apache_kafka.ROOT.glob(PLUGIN))
-    if not found:
-        raise BenchmarkError(
-            "the plug-in's jar is missing; run "
-            "./scripts/java --skip-tests -pl streammeta-kafka-tiered -am"
-        )
-    return found[0]
-
-
-def _read(servers: str, topic: str, partitions: Sequence[int], offset: int) -> float:
-    """Return the time at which the record at an offset of each partition has been read."""
+def _read(servers: str, partition: int, offset: int) -> float:
+    """Return the time at which the record at an offset has been read."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -217,70 +213,60 @@ def _read(servers: str, topic: str, partitions: Sequence[int], offset: int) -> f
             "reconnect.backoff.max.ms": 50,
         }
     )
-    consumer.assign([TopicPartition(topic, partition, offset) for partition in partitions])
-    left = set(partitions)
+    consumer.assign([TopicPartition(TOPIC, partition, offset)])
     deadline = time.monotonic() + READ_WITHIN_S
-    while left and time.monotonic() < deadline:
-        message = consumer.poll(0.05)
-        if message is not None and message.error() is None and message.offset() == offset:
-            left.discard(message.partition())
-    now = time.time()
-    consumer.close()
-    if left:
-        raise BenchmarkError(f"partitions {left} were not read within {READ_WITHIN_S:.0f} s")
-    return now
-
-
-def _entries(servers: str) -> int:
-    """Return the number of records in the topic of Kafka's manager."""
-    topic = "__remote_log_metadata"
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "bench"})
-    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-    ends = [consumer.get_watermark_offsets(TopicPartition(topic, at))[1] for at in partitions]
-    consumer.close()
-    return sum(ends)
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(0.05)
+            if message is not None and message.error() is None and message.offset() == offset:
+                return time.time()
+    finally:
+        consumer.close()
+    raise BenchmarkError(f"offset {offset} was not read within {READ_WITHIN_S:.0f} s")
 
 
 def _live_heap_mib(pid: int) -> float:
-    """Return the memory of the objects that are in use, after a full collection."""
-    histogram = ["jcmd", str(pid), "GC.class_histogram"]
-    done = subprocess.run(histogram, capture_output=True, text=True, check=True)
+    """Return the memory of the objects that a JVM uses, after a full collection."""
+    command = ["jcmd", str(pid), "GC.class_histogram"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout.splitlines()[-1].split()[2]) / 2**20
 
 
-def _outcome(systems: Sequence[System]) -> Outcome:
-    ours, peer = systems
-    rows = [
-        {
-            "system": system.name,
-            "copy_s": median(system.copy_s),
-            "note_s": system.note_s,
-            "serve_s": median(system.serve_s),
-            "restart_s": median(system.restart_s),
-            "waited_s": median(system.waits()),
-            **{f"stored_{name}": value for name, value in system.stored.items()},
-            **system.memory,
-        }
-        for system in systems
-    ]
+def _outcome(systems: Sequence[_System]) -> Outcome:
+    copies = {system.name: medians(system.copies) for system in systems}
+    restarts = {system.name: medians(system.restarts) for system in systems}
+
+    def ratio(found: dict[str, dict[str, float]], name: str) -> float:
+        return found[OURS][name] / found[PEER][name]
+
     return Outcome(
         benchmark="kafka-tiered",
-        figures={},
-        details={
-            s.name: {"copy_s": s.copy_s, "serve_s": s.serve_s, "restart_s": s.restart_s}
-            for s in systems
+        figures={
+            f"{system}_{kind}_{name}": value
+            for kind, found in (("copy", copies), ("restart", restarts))
+            for system, figures in found.items()
+            for name, value in figures.items()
         },
-        tables=[
-            Table.of(
-                "Both",
-                rows,
-                "system | copy s = copy_s | note s = note_s | local s = serve_s"
-                " | remote s = restart_s | waited s = waited_s | stored_bytes | stored_entries"
-                " | heap_mib | rss_mib",
-            )
-        ],
+        details={system.name: [system.copies, system.restarts] for system in systems},
+        tables=list(_tables(copies, restarts)),
         targets=[
-            Target("copy, times Kafka's", "at most", 1.05, rows[0]["copy_s"] / rows[1]["copy_s"]),
-            Target("restart, Kafka's", "at most", 0.2, rows[0]["waited_s"] / rows[1]["waited_s"]),
+            Target("copies, times Kafka's", "at most", 1.05, ratio(copies, "seconds")),
+            Target("restart, times Kafka's", "at most", 0.2, ratio(restarts, "between_s")),
         ],
+    )
+
+
+def _tables(
+    copies: dict[str, dict[str, float]], restarts: dict[str, dict[str, float]]
+) -> Iterator[Table]:
+    yield Table.of(
+        "Copies of closed segments, medians",
+        [{"manager": name, **figures} for name, figures in copies.items()],
+        "manager | s = seconds | entries a segment = entries | bytes a segment = bytes",
+    )
+    yield Table.of(
+        "Restart of the broker to its first records, medians",
+        [{"manager": name, **figures} for name, figures in restarts.items()],
+        "manager | local s = local_s | remote s = remote_s | remote after local s = between_s"
+        " | live heap MiB = heap_mib | RSS MiB = rss_mib",
     )

@@ -32,7 +32,8 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "authorization": ("authorization", "CPU time of admitting a caller"),
     "backup": ("backup", "lag and cost of a backup; time and memory of restores and adoptions"),
     "kafka": ("kafka", "streammeta kafka and Apache Kafka under one load, and a failover"),
-    "kafka-tiered": ("kafka_tiered", "Kafka's tiered storage with two metadata managers"),
+    "kafka-tiered": ("kafka_tiered", "a Kafka broker's tiered storage, by manager of metadata"),
+    "s3stream": ("s3stream", "price of the controllers for AutoMQ's s3stream"),
     "reconcile": ("reconcile", "a plan's time on each engine, and deletions a second"),
 }
 """Module and summary of each benchmark, by its name on the command line."""

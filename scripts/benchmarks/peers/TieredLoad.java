@@ -42,7 +42,7 @@ public final class TieredLoad {
     /** Two records do not fit into a segment. */
     private static final byte[] RECORD = new byte[SEGMENT_BYTES * 3 / 5];
 
-    private static final int NOTES_IN_FLIGHT = 256;
+    private static final int STORED_AT_ONCE = 64;
 
     private TieredLoad() {}
 
@@ -53,8 +53,8 @@ public final class TieredLoad {
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", words[1]))) {
             double seconds = words[0].equals("copy")
                     ? copy(admin, words[1], topic, partitions, segments)
-                    : note(admin, topic, partitions, segments, words);
-            System.out.println("{\"seconds\": " + seconds + "}");
+                    : store(admin, topic, partitions, segments, words);
+            System.out.println(seconds);
         }
         System.exit(0);
     }
@@ -102,7 +102,7 @@ public final class TieredLoad {
     }
 
     /** Returns the seconds in which a manager stores finished copies of segments. */
-    private static double note(Admin admin, String topic, int partitions, int segments, String[] words)
+    private static double store(Admin admin, String topic, int partitions, int segments, String[] words)
             throws Exception {
         Uuid topicId = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic).topicId();
         List<TopicIdPartition> owned = IntStream.range(0, partitions)
@@ -123,7 +123,7 @@ public final class TieredLoad {
             }
 
             long began = System.nanoTime();
-            var inFlight = new Semaphore(NOTES_IN_FLIGHT);
+            var inFlight = new Semaphore(STORED_AT_ONCE);
             for (int number = 0; number < segments; number++) {
                 RemoteLogSegmentMetadata started = started(owned.get(number % partitions), 1_000_000 + number);
                 inFlight.acquire();
@@ -137,7 +137,7 @@ public final class TieredLoad {
                             inFlight.release();
                         });
             }
-            inFlight.acquire(NOTES_IN_FLIGHT);
+            inFlight.acquire(STORED_AT_ONCE);
             return (System.nanoTime() - began) / 1e9;
         }
     }

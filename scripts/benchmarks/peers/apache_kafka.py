@@ -89,7 +89,7 @@ def _wait_until_it_listens(child: Child, port: int) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
         if not child.is_running:
-            raise PeerError(f"Kafka ended; its log:\n{child.log_tail(60)}")
+            raise PeerError(f"Kafka ended; its log:\n{child.log_tail()}")
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
         except OSError:

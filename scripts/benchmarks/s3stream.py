@@ -1,0 +1,86 @@
+"""Price of the controllers for AutoMQ's s3stream: appends with them and with metadata in memory.
+
+One JVM runs two nodes of s3stream, which take turns (`peers/S3streamLoad.java`). Both keep the
+write-ahead log and the objects in a directory. The metadata of one are in three controllers, by the
+plug-in of AutoMQ. The other has s3stream's own manager, which keeps them in the JVM. s3stream is
+compiled from a checkout of AutoMQ, which AUTOMQ_HOME names.
+"""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.benchmarks.cluster import running_cluster
+from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, Target, median
+from scripts.benchmarks.options import option
+from scripts.benchmarks.peers.java_load import CLIENTS, JavaLoad, jar_of
+
+SYSTEMS = ("controllers", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Sizes of the load."""
+
+    appends: int = option(200_000, "appends of 4 KiB in a turn")
+    turns: int = option(5, "turns of each")
+
+
+def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
+    """Measure the appends with both kinds of metadata."""
+    if "AUTOMQ_HOME" not in os.environ:
+        raise BenchmarkError("set AUTOMQ_HOME to a checkout of AutoMQ: s3stream is in no registry")
+    progress("s3stream: compile")
+    load = JavaLoad.compile("S3streamLoad", root / "classes", _class_path(root / "classpath"))
+    with running_cluster(root / "cluster") as cluster:
+        progress(f"s3stream: {settings.turns} turns")
+        words = (",".join(cluster.endpoints), root / "data", settings.appends, settings.turns)
+        lines = load.run(*words)
+    return _outcome([line.split() for line in lines], settings)
+
+
+def _class_path(file: Path) -> str:
+    """Return the plug-in, s3stream and what that needs, as Maven finds it."""
+    command = ["mvn", "-q", "--offline", "-f", str(CLIENTS), "-pl", "streammeta-automq-shapes"]
+    goal = ["dependency:build-classpath", f"-Dmdep.outputFile={file}"]
+    subprocess.run([*command, *goal], check=True, stdout=subprocess.DEVNULL)
+    jars = map(jar_of, ("streammeta-automq", "streammeta-automq-shapes"))
+    return ":".join((*map(str, jars), file.read_text().strip()))
+
+
+def _outcome(lines: list[list[str]], settings: Settings) -> Outcome:
+    turns = [
+        {
+            "metadata": system,
+            "appends_per_s": round(settings.appends / float(seconds), 1),
+            "p50_ms": round(float(p50), 3),
+            "p99_ms": round(float(p99), 3),
+        }
+        for system, seconds, p50, p99 in lines
+    ]
+    rows = []
+    for system in SYSTEMS:
+        own = [turn for turn in turns if turn["metadata"] == system]
+        figures = {name: median([turn[name] for turn in own]) for name in list(own[0])[1:]}
+        rows.append({"metadata": system, **figures})
+    ours, peer = ([t["appends_per_s"] for t in turns if t["metadata"] == s] for s in SYSTEMS)
+    price = 1 - median([with_ / without for with_, without in zip(ours, peer, strict=True)])
+    return Outcome(
+        benchmark="s3stream",
+        figures={
+            f"{row['metadata']}_{name}": value
+            for row in rows
+            for name, value in row.items()
+            if name != "metadata"
+        },
+        details={"turns": turns},
+        tables=[
+            Table.of(
+                f"{settings.appends:,} appends of 4 KiB to 16 streams, 256 in flight, medians",
+                rows,
+                "metadata | appends/s = appends_per_s | p50 ms = p50_ms | p99 ms = p99_ms",
+            )
+        ],
+        targets=[Target("price of the controllers, share of appends/s", "at most", 0.05, price)],
+    )
