@@ -31,21 +31,23 @@ SYSTEMS = ("controllers", "memory")
 class Settings:
     """Sizes of the load."""
 
-    appends: int = option(200_000, "appends of 4 KiB in a turn")
+    appends: int = option(40_000, "appends of 4 KiB in a turn")
     turns: int = option(5, "turns of each")
 
 
 def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Measure the appends with both kinds of metadata."""
     if "AUTOMQ_HOME" not in os.environ:
-        raise BenchmarkError("set AUTOMQ_HOME to a checkout of AutoMQ: s3stream is in no registry")
+        raise BenchmarkError(
+            "set AUTOMQ_HOME to a checkout of AutoMQ, whose s3stream is not on Maven Central"
+        )
     progress("s3stream: compile")
     load = JavaLoad.compile("S3streamLoad", root / "classes", _class_path(root / "classpath"))
     with running_cluster(root / "cluster") as cluster:
         progress(f"s3stream: {settings.turns} turns")
         words = (",".join(cluster.endpoints), root / "data", settings.appends, settings.turns)
         lines = load.run(*words)
-    return _outcome([line.split() for line in lines], settings)
+    return outcome_of([line.split() for line in lines], settings)
 
 
 def _class_path(file: Path) -> str:
@@ -57,7 +59,8 @@ def _class_path(file: Path) -> str:
     return ":".join((*map(str, jars), file.read_text().strip()))
 
 
-def _outcome(lines: list[list[str]], settings: Settings) -> Outcome:
+def outcome_of(lines: list[list[str]], settings: Settings) -> Outcome:
+    """Return the outcome of turns, each its system, seconds, and percentiles of milliseconds."""
     turns: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
     for system, seconds, p50_ms, p99_ms in lines:
         speed = round(settings.appends / float(seconds), 1)

@@ -23,6 +23,7 @@ from scripts.benchmarks import (
     reconcile,
     reconcile_deletions,
     reconcile_inputs,
+    s3stream,
 )
 from scripts.benchmarks.baseline import THIS
 from scripts.benchmarks.cluster import VOTERS
@@ -243,3 +244,11 @@ def test_plots_without_their_library_fail_before_the_first_run(
     monkeypatch.setattr(importlib, "import_module", fail_import)
     with pytest.raises(plots.PlotError, match="matplotlib"):
         asyncio.run(reconcile.measure(tmp_path, settings, lambda _: pytest.fail("a run")))
+
+
+def test_the_price_of_the_controllers_compares_turns_side_by_side() -> None:
+    words = ["controllers 2 1 5", "memory 1 1 3", "controllers 4 2 6", "memory 4 1 3"]
+    settings = s3stream.Settings(appends=100, turns=2)
+    outcome = s3stream.outcome_of([line.split() for line in words], settings)
+    assert outcome.figures["controllers_appends_per_s"] == 37.5
+    assert outcome.targets[0].measured == 0.25, "half of one turn, nothing of the other"
