@@ -17,7 +17,7 @@ from streammeta.cli.local.local_cluster import Child, free_ports, start_child
 
 ROOT = Path(__file__).resolve().parents[3]
 CLASSPATH = ROOT / ".java" / "kafka-classpath"
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 30.0
 _POLL_S = 0.1
 _CLUSTER_ID = "streammeta-peer-kafka1"
