@@ -82,24 +82,24 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
         ]
         for system in systems:
             stack.callback(system.stop)
-        await in_thread(_take_turns, systems, settings, progress)
+        await _take_turns(systems, settings, progress)
     return _outcome(systems)
 
 
-def _take_turns(systems: Sequence["_System"], settings: Settings, progress: Progress) -> None:
+async def _take_turns(systems: Sequence["_System"], settings: Settings, progress: Progress) -> None:
     for system in systems:
-        system.start()
+        await in_thread(system.start)
     for turn in range(settings.copies):
         for system in systems:
             progress(f"kafka-tiered: copies {turn + 1} with {system.name}")
-            system.copy(f"copied-{turn}")
+            await in_thread(system.copy, f"copied-{turn}")
     for system in systems:
         progress(f"kafka-tiered: metadata of {settings.noted} segments with {system.name}")
-        system.store_metadata()
+        await in_thread(system.store_metadata)
     for turn in range(settings.restarts):
         for system in systems:
             progress(f"kafka-tiered: restart {turn + 1} with {system.name}")
-            system.restart(turn % settings.partitions)
+            await in_thread(system.restart, turn % settings.partitions)
 
 
 class _System:

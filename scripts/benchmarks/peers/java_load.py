@@ -51,5 +51,5 @@ class JavaLoad:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BenchmarkError(f"{command[0]} {command[-1]} failed:\n{done.stderr[-4000:]}")
+        raise BenchmarkError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
     return done.stdout
