@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,10 @@ from scripts.lib.wheelhouse import ROOT
 from streammeta.cli.root import cli
 from tests.kit.tools import needs, path_of
 
+# One process builds everything, twice.
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("release")]
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 
 
@@ -45,13 +51,21 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def release(checkout: Path, *words: str) -> tuple[int, dict[str, Any]]:
+HAS_JAVA = (
+    subprocess.run([ROOT / "scripts/java", "--check"], capture_output=True, check=False).returncode
+    == 0
+)
+PARTS = () if HAS_JAVA else ("--without-java",)
+needs_java = pytest.mark.skipif(not HAS_JAVA, reason="there is no JDK or no Maven")
+
+
+def release(checkout: Path, *words: str, **environment: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
         [ROOT / ".venv" / "bin" / "python", "scripts/release", "--format", "json", *words],
         cwd=checkout,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
     )
     assert done.stderr == ""
@@ -61,7 +75,7 @@ def release(checkout: Path, *words: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    code, answer = release(checkout, "--trial", str(folder))
+    code, answer = release(checkout, "--trial", *PARTS, str(folder))
     assert code == 0, answer
     sums = (folder / "SHA256SUMS").read_text().split()
     assert dict(zip(sums[1::2], sums[::2], strict=True)) == answer["files"]
@@ -87,9 +101,17 @@ def test_the_source_distribution_holds_the_product_and_can_be_built(built: Path)
     assert {"pyproject.toml", "LICENSE", "commands/streammeta/cli/root.py"} <= names
 
 
-def test_the_bill_names_every_package_that_users_install(built: Path) -> None:
-    bill = json.loads(next(built.glob("*.cdx.json")).read_text())
+def bill_of(built: Path, product: str) -> dict[str, Any]:
+    (file,) = (
+        path for path in built.glob("*.cdx.json") if path.name.startswith(f"{product}-{VERSION}")
+    )
+    bill: dict[str, Any] = json.loads(file.read_text())
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    return bill
+
+
+def test_the_bill_names_every_package_that_users_install(built: Path) -> None:
+    bill = bill_of(built, "streammeta")
     refs = {component["bom-ref"] for component in bill["components"]}
     assert {"grpcio", "numpy", "boto3", "botocore", "pyarrow", "prompt-toolkit", "pyspark"} <= refs
     assert refs.isdisjoint({"pytest", "mypy", "ruff"})
@@ -100,10 +122,60 @@ def test_the_bill_names_every_package_that_users_install(built: Path) -> None:
 
 
 def test_the_same_commit_gives_the_same_files(checkout: Path, built: Path, tmp_path: Path) -> None:
-    code, answer = release(checkout, "--trial", str(tmp_path))
-    assert code == 0
+    code, answer = release(checkout, "--trial", *PARTS, str(tmp_path))
+    assert code == 0, answer
     lines = (f"{digest}  {name}\n" for name, digest in answer["files"].items())
     assert "".join(lines) == (built / "SHA256SUMS").read_text()
+
+
+@needs_java
+def test_a_release_has_the_jars_of_clients_and_plug_ins_and_their_sources(built: Path) -> None:
+    archives = {path.name for path in (*built.glob("*.jar"), *built.glob("*.nar"))}
+    modules = ("client", "store", "kafka-tiered", "rocketmq-tiered", "automq")
+    expected = {f"streammeta-{module}-{VERSION}.jar" for module in modules}
+    expected.add(f"streammeta-pulsar-offloader-{VERSION}.nar")
+    sources = {f"{Path(name).stem}-sources.jar" for name in expected}
+    assert archives == expected | sources
+
+    with zipfile.ZipFile(built / f"streammeta-kafka-tiered-{VERSION}.jar") as jar:
+        manifest = jar.read("META-INF/MANIFEST.MF").decode()
+        assert f"Implementation-Version: {VERSION}\r\n" in manifest
+        assert {
+            "io/streammeta/kafka/StreammetaRemoteStorageManager.class",
+            "io/streammeta/client/StreammetaClient.class",
+        } <= set(jar.namelist())
+    with zipfile.ZipFile(built / f"streammeta-pulsar-offloader-{VERSION}.nar") as nar:
+        bundled = "META-INF/bundled-dependencies/streammeta-"
+        names = [name for name in nar.namelist() if name.startswith(bundled)]
+        assert names == [f"{bundled}{part}-{VERSION}.jar" for part in ("client", "store")]
+
+
+@needs_java
+def test_the_bill_of_the_jars_names_what_is_in_them(built: Path) -> None:
+    names = {component["name"] for component in bill_of(built, "streammeta-java")["components"]}
+    assert {"streammeta-client", "grpc-netty", "protobuf-java", "guava", "s3"} <= names
+    assert names.isdisjoint({"junit-jupiter", "streammeta-testkit", "kafka_2.13", "pulsar-broker"})
+
+
+@needs_java
+def test_a_release_without_a_jdk_needs_the_word_that_leaves_out_the_jars(
+    checkout: Path, tmp_path: Path
+) -> None:
+    code, answer = release(checkout, "--trial", str(tmp_path), JAVA_HOME="/nonexistent")
+    assert code == 1
+    assert "--without-java" in answer["error"]["message"]
+    assert not any(tmp_path.iterdir())
+    words = ("--trial", "--without-java", str(tmp_path))
+    assert release(checkout, *words, JAVA_HOME="/nonexistent")[0] == 0
+    assert not any(tmp_path.glob("*.jar"))
+
+
+def test_the_source_of_the_go_client_is_a_module(built: Path) -> None:
+    with zipfile.ZipFile(built / f"streammeta-go-{VERSION}.zip") as archive:
+        names = archive.namelist()
+    root = f"streammeta.io/go@v{VERSION}/"
+    assert all(name.startswith(root) for name in names)
+    assert {root + name for name in ("LICENSE", "go.mod", "client.go", "v1/kv.pb.go")} <= set(names)
 
 
 @pytest.fixture
@@ -118,7 +190,7 @@ def undone(checkout: Path) -> Iterator[Path]:
 
 
 def refusal(checkout: Path, folder: Path) -> str:
-    code, answer = release(checkout, str(folder))
+    code, answer = release(checkout, *PARTS, str(folder))
     assert (code, answer["ok"]) == (1, False)
     assert not any(folder.iterdir())
     message: str = answer["error"]["message"]
