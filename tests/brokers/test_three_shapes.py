@@ -14,22 +14,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streammeta.cli.local.local_cluster import Child, LocalCluster, start_child
 from streammeta.client import StreamClient
-from streammeta.client.parts import BrokerSession, ControllerClient
-from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.test_marathon import Machines, read_all
 from tests.brokers.clients.pulsar_broker import bodies
 from tests.brokers.clients.pulsar_rolling_broker import MODES, shape_of
 from tests.brokers.test_rocketmq_processes import _check as check_queues
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
-from tests.kit.real_cluster import FAST, prepare_object, raise_level, running_cluster, streammeta
-from tests.kit.waiting import wait_until
+from tests.kit.real_cluster import FAST, raise_level, running_cluster
+from tests.kit.reconciled_bucket import Orphans, reconcile
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -78,38 +75,6 @@ class Printing:
         self.child = self._started()
 
 
-class Orphans:
-    """Objects that nothing knows of: uploads that arrive after their ids were forgotten."""
-
-    def __init__(self, cluster: LocalCluster, count: int) -> None:
-        self._store = LocalObjectStore(cluster.root / "bucket")
-        self._keys: list[str] = []
-        self.planted: list[str] = []
-        asyncio.run(self._prepare(cluster, count))
-        for key in self._keys:
-            self._store.put(key, b"late")
-        wait_until(lambda: not any(map(self.is_there, self._keys)), "expired uploads are deleted")
-
-    async def _prepare(self, cluster: LocalCluster, count: int) -> None:
-        async with ControllerClient(cluster.endpoints) as client:
-            session = await BrokerSession.open(client, 99, 1)
-            for _ in range(count):
-                object_id = await prepare_object(session, ttl_ms=1000)
-                self._keys.append(key_for(object_id, session.namespace))
-
-    def is_there(self, key: str) -> bool:
-        return any(object_.key == key for object_ in self._store.list_objects(key))
-
-    def plant(self) -> None:
-        """Have some appear."""
-        for _ in range(ORPHANS):
-            self.planted.append(self._keys.pop())
-            self._store.put(self.planted[-1], b"late")
-
-    def left(self) -> list[str]:
-        return [key for key in self.planted if self.is_there(key)]
-
-
 def _age(bucket: Path) -> None:
     """Make every object look old: no grace protects it."""
     past = time.time() - AGE_S
@@ -120,24 +85,12 @@ def _age(bucket: Path) -> None:
 
 
 def _reconcile(cluster: LocalCluster) -> int:
-    """Plan and apply; return how many objects were deleted."""
+    """Reconcile a bucket whose objects all look old; return how many were deleted."""
     _age(cluster.root / "bucket")
-    folder = str(cluster.root / f"plan-{time.monotonic_ns()}")
-    where = ("--store", cluster.store_uri, "--connect", cluster.connect)
-    planned = streammeta(
-        "reconcile", "plan", *where, "--plan", folder, "--engine", "local", "--max-share", "0.9"
-    )
-    assert planned["exit_code"] == 0, planned
-    applied = streammeta("reconcile", "apply", "--plan", folder, "--engine", "local", "--yes")
-    assert applied["exit_code"] == 0, applied
-    return _deleted(applied)
+    return reconcile(cluster)[1]
 
 
-def _deleted(applied: dict[str, Any]) -> int:
-    return sum(int(row["keys"]) for row in applied["outcomes"] if row["outcome"] == "deleted")
-
-
-async def _check_ledgers(cluster: LocalCluster, printed: list[list[str]]) -> None:
+async def check_ledgers(cluster: LocalCluster, printed: list[list[str]]) -> None:
     """Assert that what the broker said is offloaded is, and is read from its copies."""
     async with await StreamClient.open(cluster.endpoints, cluster.store_uri, node_id=7) as client:
         for mode in MODES:
@@ -217,7 +170,7 @@ def test_reconciliation_beside_all_shapes_deletes_orphans_and_nothing_else(
             busy += client.is_running
             for accident in _accidents(rng, kafka, [queues, ledgers]):
                 accident()
-            orphans.plant()
+            orphans.plant(ORPHANS)
             deleted += _reconcile(cluster)
             assert orphans.left() == [], f"seed {seed}"
         queues.follow(5)
@@ -229,7 +182,7 @@ def test_reconciliation_beside_all_shapes_deletes_orphans_and_nothing_else(
         queues.kill()
         ledgers.kill()
         kafka.stop()
-        orphans.plant()
+        orphans.plant(ORPHANS)
         deleted += _reconcile(cluster)
         assert orphans.left() == []
         assert deleted >= len(orphans.planted)
@@ -243,5 +196,5 @@ def test_reconciliation_beside_all_shapes_deletes_orphans_and_nothing_else(
         }
         ends = {(topic, int(number)): int(end) for _, topic, number, end in queues.lines}
         asyncio.run(check_queues(cluster, ends))
-        asyncio.run(_check_ledgers(cluster, ledgers.lines))
+        asyncio.run(check_ledgers(cluster, ledgers.lines))
         assert asyncio.run(read_all(cluster, machines.checked_ends())) == logged
