@@ -115,6 +115,7 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     },
     "docs/installation.md": {"an s3:// address needs": _OUTPUT},
     "docs/java.md": {
+        "./scripts/chaos --plugin": _LONG,
         "./scripts/java --skip-tests": _LONG,
         "try (StreammetaClient client": _JAVA,
         "StreammetaClient client = ": _JAVA,

@@ -31,6 +31,7 @@ class Fault(Enum):
 
     FAILED = "answers 500, the server hears nothing"
     SLOW_DOWN = "answers 503 SlowDown, the server hears nothing"
+    FORBIDDEN = "answers 403 AccessDenied, the server hears nothing"
     RESET = "resets the connection, the server hears nothing"
     SILENT = "answers nothing, the server hears nothing"
     REQUEST_CUT = "passes half of the body on, then resets both connections"
@@ -191,6 +192,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(500, "InternalError")
             case Fault.SLOW_DOWN:
                 self._refuse(503, "SlowDown")
+            case Fault.FORBIDDEN:
+                self._refuse(403, "AccessDenied")
             case Fault.SILENT | Fault.DONE_BUT_SILENT:
                 self._stay_silent()
         if fault in (Fault.RESET, Fault.REQUEST_CUT, Fault.DONE_BUT_RESET, Fault.ANSWER_CUT):

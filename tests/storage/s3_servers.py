@@ -8,6 +8,7 @@ local ports, and ends, by process id, with the context. Needs Ceph's programs (s
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def running_moto() -> Iterator[S3Endpoint]:
     """Run moto's S3 in a thread of this process."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

@@ -29,9 +29,13 @@ final class Batches {
     static List<CompletableFuture<AppendResult>> append(Stream stream, long start, long end) {
         List<CompletableFuture<AppendResult>> appended = new ArrayList<>();
         for (long offset = start; offset < end; offset += COUNT) {
-            appended.add(stream.append(new Batch(COUNT, 0, Map.of(), ByteBuffer.wrap(bytes(stream.streamId(), offset)))));
+            appended.add(stream.append(of(bytes(stream.streamId(), offset))));
         }
         return appended;
+    }
+
+    static RecordBatch of(byte[] bytes) {
+        return new Batch(COUNT, 0, Map.of(), ByteBuffer.wrap(bytes));
     }
 
     static void appendAll(Stream stream, long start, long end) {

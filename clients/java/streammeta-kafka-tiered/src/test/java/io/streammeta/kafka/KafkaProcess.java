@@ -1,10 +1,10 @@
 package io.streammeta.kafka;
 
 import io.streammeta.testkit.ReleasedBroker;
+import io.streammeta.testkit.Waiting;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.OutputStream;
-import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -32,7 +32,7 @@ final class KafkaProcess implements AutoCloseable {
     /** The broker with id 1 is the Kafka controller, too. */
     KafkaProcess(int nodeId, int controllerPort, String endpoints, String bucket, Path folder) throws IOException {
         this.nodeId = nodeId;
-        this.port = freePort();
+        this.port = Waiting.freePort();
         this.folder = Files.createDirectories(folder);
         // Only Kafka: the plug-in and what it needs are in the jar.
         String version = "kafka.version=" + System.getProperty("broker.version");
@@ -62,12 +62,9 @@ final class KafkaProcess implements AutoCloseable {
         set("log.retention.check.interval.ms", 500);
         set("log.initial.task.delay.ms", 500);
         set("group.initial.rebalance.delay.ms", 0);
-    }
-
-    static int freePort() throws IOException {
-        try (ServerSocket socket = new ServerSocket(0)) {
-            return socket.getLocalPort();
-        }
+        // Not 2 s: a busy machine is slow to start two brokers.
+        set("controller.quorum.fetch.timeout.ms", 20_000);
+        set("controller.quorum.request.timeout.ms", 20_000);
     }
 
     private void set(String name, Object value) {
@@ -94,7 +91,12 @@ final class KafkaProcess implements AutoCloseable {
 
     private Process java(Object... arguments) throws IOException {
         List<String> command = new ArrayList<>(List.of(
-                Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-Xmx384m", "-cp", classPath));
+                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                "-Xmx384m",
+                "-XX:TieredStopAtLevel=1", // starts with less of the processor
+                "-XX:+UseSerialGC",
+                "-cp",
+                classPath));
         Stream.of(arguments).map(Object::toString).forEach(command::add);
         Process started = new ProcessBuilder(command)
                 .redirectErrorStream(true)

@@ -3,10 +3,10 @@ package io.streammeta.kafka;
 import static io.streammeta.client.StreammetaClient.await;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
-import static org.junit.jupiter.api.Assertions.fail;
 
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.testkit.Controllers;
+import io.streammeta.testkit.Waiting;
 import java.nio.ByteBuffer;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -16,7 +16,6 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Random;
 import java.util.Set;
-import java.util.concurrent.Callable;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
@@ -54,7 +53,7 @@ class StockBrokerTest {
 
     @Test
     void everyRecordIsReadFromTheBucketAfterAFailoverAndNothingOfADeletedTopicStays() throws Exception {
-        int controllerPort = KafkaProcess.freePort();
+        int controllerPort = Waiting.freePort();
         String endpoints = String.join(",", CONTROLLERS.endpoints());
         try (var first = new KafkaProcess(1, controllerPort, endpoints, CONTROLLERS.bucket(), folder.resolve("1"));
                 var second = new KafkaProcess(2, controllerPort, endpoints, CONTROLLERS.bucket(), folder.resolve("2"));
@@ -63,7 +62,7 @@ class StockBrokerTest {
             second.start();
             addresses = first.address() + "," + second.address();
             try (Admin admin = Admin.create(Map.of("bootstrap.servers", addresses))) {
-                waitUntil("two brokers", () -> admin.describeCluster().nodes().get().size() == 2);
+                Waiting.until("two brokers", () -> admin.describeCluster().nodes().get().size() == 2);
                 createTopic(admin);
                 int leader = await(client.describeCluster()).leaderId().orElseThrow();
                 produce(0, RECORDS / 2);
@@ -76,25 +75,25 @@ class StockBrokerTest {
                 // The leader is lost with its disk. The other broker goes on, and copies what is left.
                 second.kill();
                 second.deleteLocalFiles();
-                waitUntil("leader 1", () -> leader(admin) == 1);
+                Waiting.until("leader 1", () -> leader(admin) == 1);
                 produce(RECORDS, RECORDS + RECORDS_AFTER_MOVE);
                 waitUntilLocalStart(admin, RECORDS);
                 consume(0, RECORDS + RECORDS_AFTER_MOVE);
 
                 // The lost broker begins with an empty disk, and leads again.
                 second.start();
-                waitUntil("both in sync", () -> description(admin).isr().size() == 2);
+                Waiting.until("both in sync", () -> description(admin).isr().size() == 2);
                 admin.electLeaders(ElectionType.PREFERRED, Set.of(PARTITION)).all().get();
-                waitUntil("leader 2", () -> leader(admin) == 2);
+                Waiting.until("leader 2", () -> leader(admin) == 2);
                 consume(0, RECORDS + RECORDS_AFTER_MOVE);
 
                 int before = keys(client);
                 admin.deleteRecords(Map.of(PARTITION, RecordsToDelete.beforeOffset(10_000))).all().get();
-                waitUntil("segments deleted", () -> keys(client) <= before - 8);
+                Waiting.until("segments deleted", () -> keys(client) <= before - 8);
                 consume(10_000, RECORDS + RECORDS_AFTER_MOVE);
 
                 admin.deleteTopics(List.of(TOPIC)).all().get();
-                waitUntil("no key and no object", () -> keys(client) == 0 && objects(client) == 0);
+                Waiting.until("no key and no object", () -> keys(client) == 0 && objects(client) == 0);
             } catch (Throwable error) {
                 // The log ends with the test's folder.
                 System.err.println(tail(first) + tail(second));
@@ -108,22 +107,6 @@ class StockBrokerTest {
                 .filter(line -> line.contains("ERROR") || line.contains("WARN") || line.contains("Exception"))
                 .toList();
         return broker + ":\n" + String.join("\n", lines.subList(Math.max(0, lines.size() - 40), lines.size())) + "\n";
-    }
-
-    private static void waitUntil(String what, Callable<Boolean> condition) throws Exception {
-        long deadline = System.nanoTime() + Duration.ofSeconds(90).toNanos();
-        Exception last = null;
-        while (System.nanoTime() < deadline) {
-            try {
-                if (condition.call()) {
-                    return;
-                }
-            } catch (Exception error) { // of a broker that starts or ends
-                last = error;
-            }
-            Thread.sleep(200);
-        }
-        fail("not reached: " + what, last);
     }
 
     private void createTopic(Admin admin) throws Exception {
@@ -175,7 +158,7 @@ class StockBrokerTest {
     }
 
     private static void waitUntilLocalStart(Admin admin, long offset) throws Exception {
-        waitUntil("local segments below " + offset + " deleted", () -> offset
+        Waiting.until("local segments below " + offset + " deleted", () -> offset
                 <= admin.listOffsets(Map.of(PARTITION, OffsetSpec.earliestLocal())).all().get().get(PARTITION).offset());
     }
 

@@ -1,9 +1,9 @@
 package io.streammeta.pulsar;
 
+import io.streammeta.testkit.Waiting;
 import java.io.File;
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -17,9 +17,9 @@ import org.apache.pulsar.client.admin.PulsarAdmin;
 /** A stock broker in standalone mode, in a process of its own. Its folder has all its data. */
 final class Standalone implements AutoCloseable {
     private final Path folder;
-    private final int brokerPort = freePort();
-    private final int webPort = freePort();
-    private final int bookiePort = freePort();
+    private final int brokerPort = Waiting.freePort();
+    private final int webPort = Waiting.freePort();
+    private final int bookiePort = Waiting.freePort();
     private Process process;
 
     /** Prepares a folder with the example's configuration, some options of a test, and the archive. */
@@ -86,7 +86,7 @@ final class Standalone implements AutoCloseable {
 
     private void waitUntilReady() throws IOException, InterruptedException {
         try (PulsarAdmin admin = PulsarAdmin.builder().serviceHttpUrl(webAddress()).build()) {
-            for (long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(180); System.nanoTime() < until; ) {
+            for (long until = System.nanoTime() + TimeUnit.MINUTES.toNanos(5); System.nanoTime() < until; ) {
                 if (!process.isAlive()) {
                     break;
                 }
@@ -125,14 +125,6 @@ final class Standalone implements AutoCloseable {
     public void close() {
         if (process != null) {
             kill();
-        }
-    }
-
-    private static int freePort() {
-        try (ServerSocket socket = new ServerSocket(0)) {
-            return socket.getLocalPort();
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
         }
     }
 }

@@ -9,12 +9,12 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import io.streammeta.client.NamedObject;
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.testkit.Controllers;
+import io.streammeta.testkit.Waiting;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.Properties;
 import java.util.Random;
-import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.admin.LongRunningProcessStatus;
@@ -44,7 +44,8 @@ class StandaloneBrokerTest {
         String archive = System.getProperty("offloader.nar", "");
         assumeTrue(Files.isRegularFile(Path.of(archive)), "the archive is not built");
 
-        try (Standalone broker = new Standalone(folder, Path.of(archive), options())) {
+        Properties options = options(String.join(",", CONTROLLERS.endpoints()), CONTROLLERS.bucket());
+        try (Standalone broker = new Standalone(folder, Path.of(archive), options)) {
             broker.start();
             List<Long> offloaded;
             try (PulsarAdmin admin = PulsarAdmin.builder().serviceHttpUrl(broker.webAddress()).build();
@@ -59,7 +60,7 @@ class StandaloneBrokerTest {
                         .toList();
                 assertEquals(MESSAGES / ENTRIES_PER_LEDGER, offloaded.size());
                 admin.topics().trimTopic(TOPIC);
-                waitUntil("BookKeeper's ledgers are deleted", () -> {
+                Waiting.until("BookKeeper's ledgers are deleted", () -> {
                     String log = Files.readString(broker.log());
                     return offloaded.stream().allMatch(ledger -> log.contains("offloaded ledger " + ledger + " from bookkeeper"));
                 });
@@ -73,15 +74,16 @@ class StandaloneBrokerTest {
                 assertEquals(2 * offloaded.size(), copies().size());
 
                 admin.topics().delete(TOPIC, true);
-                waitUntil("the copies of the deleted topic are deleted", () -> copies().isEmpty());
+                Waiting.until("the copies of the deleted topic are deleted", () -> copies().isEmpty());
             }
         }
     }
 
-    private static Properties options() {
+    /** Returns the options of small ledgers, which are offloaded and deleted soon. */
+    static Properties options(String endpoints, String bucket) {
         Properties options = new Properties();
-        options.setProperty("managedLedgerOffloadExtraConfigEndpoints", String.join(",", CONTROLLERS.endpoints()));
-        options.setProperty("managedLedgerOffloadExtraConfigBucket", CONTROLLERS.bucket());
+        options.setProperty("managedLedgerOffloadExtraConfigEndpoints", endpoints);
+        options.setProperty("managedLedgerOffloadExtraConfigBucket", bucket);
         options.setProperty("managedLedgerMaxEntriesPerLedger", Integer.toString(ENTRIES_PER_LEDGER));
         options.setProperty("managedLedgerMinLedgerRolloverTimeMinutes", "0");
         options.setProperty("managedLedgerOffloadDeletionLagMs", "0");
@@ -114,7 +116,7 @@ class StandaloneBrokerTest {
         assertTrue(end.compareTo(last) > 0);
         admin.topics().triggerOffload(TOPIC, end);
         CONTROLLERS.kill(leader);
-        waitUntil("the offload ends", () -> {
+        Waiting.until("the offload ends", () -> {
             var status = admin.topics().offloadStatus(TOPIC);
             if (status.getStatus() == LongRunningProcessStatus.Status.ERROR) {
                 throw new AssertionError(status.getLastError());
@@ -144,15 +146,5 @@ class StandaloneBrokerTest {
         byte[] body = new byte[1000];
         new Random(message).nextBytes(body);
         return body;
-    }
-
-    private static void waitUntil(String what, Callable<Boolean> condition) throws Exception {
-        for (long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(90); System.nanoTime() < until; ) {
-            if (condition.call()) {
-                return;
-            }
-            Thread.sleep(300);
-        }
-        throw new AssertionError("not within 90 s: " + what);
     }
 }

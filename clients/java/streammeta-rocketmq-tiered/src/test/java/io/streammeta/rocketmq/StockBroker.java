@@ -1,10 +1,10 @@
 package io.streammeta.rocketmq;
 
 import io.streammeta.testkit.ReleasedBroker;
+import io.streammeta.testkit.Waiting;
 import java.io.File;
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.net.ServerSocket;
 import java.net.Socket;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -16,14 +16,14 @@ import java.util.concurrent.TimeUnit;
 
 /** A name server and a broker of RocketMQ from Maven Central, as child processes with their own dependencies. */
 final class StockBroker implements AutoCloseable {
-    private static final Duration START = Duration.ofSeconds(90);
+    private static final Duration START = Duration.ofMinutes(5);
 
     private final Path folder;
     private final String stock;
     private final Path plugin;
-    private final int namePort = freePort();
+    private final int namePort = Waiting.freePort();
     /** The broker also listens two ports below. */
-    private final int brokerPort = freePort();
+    private final int brokerPort = Waiting.freePort();
     private final Process nameServer;
     private Process broker;
 
@@ -41,7 +41,7 @@ final class StockBroker implements AutoCloseable {
                 Map.of(
                         "namesrvAddr", nameServerAddress(),
                         "listenPort", String.valueOf(brokerPort),
-                        "haListenPort", String.valueOf(freePort()),
+                        "haListenPort", String.valueOf(Waiting.freePort()),
                         "brokerIP1", "127.0.0.1",
                         "brokerIP2", "127.0.0.1",
                         "storePathRootDir", store().toString(),
@@ -95,6 +95,8 @@ final class StockBroker implements AutoCloseable {
         List<String> command = new ArrayList<>(List.of(
                 Path.of(System.getProperty("java.home"), "bin", "java").toString(),
                 heap,
+                "-XX:TieredStopAtLevel=1", // starts with less of the processor
+                "-XX:+UseSerialGC",
                 "-XX:MaxDirectMemorySize=512m",
                 "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
                 "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -161,14 +163,6 @@ final class StockBroker implements AutoCloseable {
         } catch (InterruptedException error) {
             Thread.currentThread().interrupt();
             throw new IllegalStateException(error);
-        }
-    }
-
-    private static int freePort() {
-        try (ServerSocket socket = new ServerSocket(0)) {
-            return socket.getLocalPort();
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
         }
     }
 }

@@ -32,8 +32,8 @@ class StockBrokerTest {
     @RegisterExtension
     static final Controllers CONTROLLERS = Controllers.inPlainText();
 
-    private static final Path PLUGIN = Path.of(System.getProperty("streammeta.plugin.jar", ""));
-    private static final String TOPIC = "orders";
+    static final Path PLUGIN = Path.of(System.getProperty("streammeta.plugin.jar", ""));
+    static final String TOPIC = "orders";
     private static final int MESSAGES = 3_000;
     private static final Duration UPLOAD = Duration.ofMinutes(3);
 
@@ -42,7 +42,9 @@ class StockBrokerTest {
 
     @Test
     void everyMessageIsReadFromTheTierAfterTheDiskIsLost() throws Exception {
-        try (StockBroker broker = new StockBroker(folder, PLUGIN, options())) {
+        Map<String, String> options =
+                options(folder, String.join(",", CONTROLLERS.endpoints()), CONTROLLERS.bucket());
+        try (StockBroker broker = new StockBroker(folder, PLUGIN, options)) {
             StockClient client = new StockClient(broker.nameServerAddress(), TOPIC);
             List<String> bodies = bodies();
             client.send(bodies.subList(0, MESSAGES / 3));
@@ -56,11 +58,7 @@ class StockBrokerTest {
             assertEquals(new TreeSet<>(bodies), client.receive(MESSAGES));
             CONTROLLERS.start(leader);
 
-            broker.kill();
-            for (String lost : List.of("commitlog", "consumequeue", "index", "tiered_index_file")) {
-                delete(broker.store().resolve(lost));
-            }
-            broker.start();
+            loseDisk(broker);
             assertEquals(new TreeSet<>(bodies), client.receive(MESSAGES));
             assertFalse(broker.log().contains("IllegalAccessError"), "classes of the broker and the plug-in clash");
         }
@@ -79,15 +77,10 @@ class StockBrokerTest {
         }
     }
 
-    /** Returns the options of the example, with settings of this test. */
-    private Map<String, String> options() throws IOException {
+    /** Returns the options of the example, with settings of a test. */
+    static Map<String, String> options(Path folder, String endpoints, String bucket) throws IOException {
         Path settings = folder.resolve("streammeta.properties");
-        Files.write(
-                settings,
-                List.of(
-                        "controllers = " + String.join(", ", CONTROLLERS.endpoints()),
-                        "bucket = " + CONTROLLERS.bucket(),
-                        "node.id = 7"));
+        Files.write(settings, List.of("controllers = " + endpoints, "bucket = " + bucket, "node.id = 70"));
         Properties example = new Properties();
         try (var reader = Files.newBufferedReader(Path.of("example/broker.conf"))) {
             example.load(reader);
@@ -107,6 +100,15 @@ class StockBrokerTest {
         return IntStream.range(0, MESSAGES)
                 .mapToObj(number -> "message " + number + " " + "x".repeat(number % 500))
                 .toList();
+    }
+
+    /** Kills the broker, deletes its messages, and starts it again. */
+    static void loseDisk(StockBroker broker) throws IOException {
+        broker.kill();
+        for (String lost : List.of("commitlog", "consumequeue", "index", "tiered_index_file")) {
+            delete(broker.store().resolve(lost));
+        }
+        broker.start();
     }
 
     private static void waitForParts() throws InterruptedException {

@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.UUID;
+import java.util.function.Predicate;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.exception.MQClientException;
@@ -44,12 +45,18 @@ final class StockClient {
         }
     }
 
-    /** Sends messages until the broker has stored each of them, some perhaps twice. */
-    void send(List<String> bodies) throws MQClientException, InterruptedException, IOException {
+    /** Returns a producer, started. The caller shuts it down. */
+    DefaultMQProducer startProducer() throws MQClientException {
         DefaultMQProducer producer = new DefaultMQProducer("producers");
         producer.setNamesrvAddr(nameServer);
         producer.setDefaultTopicQueueNums(QUEUES);
         producer.start();
+        return producer;
+    }
+
+    /** Sends messages until the broker has stored each of them, some perhaps twice. */
+    void send(List<String> bodies) throws MQClientException, InterruptedException, IOException {
+        DefaultMQProducer producer = startProducer();
         try {
             long end = System.nanoTime() + PATIENCE.toNanos();
             for (String body : bodies) {
@@ -76,6 +83,16 @@ final class StockClient {
 
     /** Reads all queues from their beginning until there are so many different messages. */
     Set<String> receive(int count) throws MQClientException, InterruptedException, IOException {
+        Set<String> received = new TreeSet<>();
+        receive(body -> {
+            received.add(new String(body, StandardCharsets.UTF_8));
+            return received.size() < count;
+        });
+        return received;
+    }
+
+    /** Reads all queues from their beginning, as long as the reader wants more. */
+    void receive(Predicate<byte[]> reader) throws MQClientException, InterruptedException, IOException {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("readers-" + UUID.randomUUID());
         consumer.setNamesrvAddr(nameServer);
         consumer.setAutoCommit(false);
@@ -83,15 +100,14 @@ final class StockClient {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
         try {
-            Set<String> received = new TreeSet<>();
             long end = System.nanoTime() + PATIENCE.toNanos();
             consumer.assign(queues(consumer, end));
-            while (received.size() < count && System.nanoTime() < end) {
+            boolean wantsMore = true;
+            while (wantsMore && System.nanoTime() < end) {
                 for (MessageExt message : consumer.poll(1_000)) {
-                    received.add(new String(message.getBody(), StandardCharsets.UTF_8));
+                    wantsMore = reader.test(message.getBody());
                 }
             }
-            return received;
         } finally {
             consumer.shutdown();
         }
