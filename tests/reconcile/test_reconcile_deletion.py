@@ -505,9 +505,7 @@ def test_a_task_ends_when_nothing_can_be_deleted_for_long(
 
 
 @pytest.mark.parametrize("way", ["delete", "copy", "tag"])
-def test_one_failure_ends_no_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_a_failure_ends_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Each is counted and named, however many follow each other."""
     bench = Bench(tmp_path, count=50)
     bench.candidates.sort(key=lambda candidate: candidate.object_id)
