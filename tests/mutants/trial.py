@@ -106,10 +106,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def install(edits: Iterable[Edit]) -> None:
     """Edit modules as they are imported from now on; they must not be imported yet.
 
@@ -154,3 +150,7 @@ class _EditingFinder(importlib.abc.MetaPathFinder):
             return None
         spec.loader = _EditingLoader(fullname, spec.origin, self._edits[fullname])
         return spec
+
+
+if __name__ == "__main__":
+    sys.exit(main())
