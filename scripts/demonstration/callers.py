@@ -23,9 +23,10 @@ class Caller:
         """Return the options by which a command connects as this caller."""
         return ("--connect", ",".join(self.endpoints), *tls_words(self.tls))
 
-    def operator(self, timeout_s: float = 10.0) -> OperatorClient:
+    def operator(self) -> OperatorClient:
         """Return a blocking client, to be closed."""
-        return OperatorClient(self.endpoints, timeout_s, self.tls)
+        # The brokers of a story may keep a small machine busy for many seconds.
+        return OperatorClient(self.endpoints, 60.0, self.tls)
 
     def client(self) -> ControllerClient:
         """Return a broker's client, to be closed."""

@@ -76,7 +76,7 @@ def acknowledged_write(caller: Caller) -> None:
         request_id=_request_id(),
         items=[kv_pb2.KVToPut(namespace="demo", key="probe", value=b"alive", overwrite=True)],
     )
-    with caller.operator(30.0) as client:
+    with caller.operator() as client:
         client.call(lambda channel: kv_pb2_grpc.KVServiceStub(channel).PutKVs, request)
 
 
@@ -101,7 +101,7 @@ def prepare_object(caller: Caller, node_id: int, node_epoch: int) -> int:
     """Prepare an object in a node's name, to be committed within a second, and return its id."""
     request = objects_pb2.PrepareObjectsRequest(request_id=_request_id(), count=1, ttl_ms=1_000)
     request.node.node_id, request.node.node_epoch = node_id, node_epoch
-    with caller.operator(30.0) as client:
+    with caller.operator() as client:
         answer = client.call(
             lambda channel: objects_grpc.ObjectServiceStub(channel).PrepareObjects, request
         )
