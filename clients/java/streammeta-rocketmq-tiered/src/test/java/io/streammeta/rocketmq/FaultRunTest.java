@@ -6,6 +6,7 @@ import io.streammeta.testkit.FaultRun;
 import io.streammeta.testkit.FaultyBroker;
 import io.streammeta.testkit.Waiting;
 import java.io.IOException;
+import java.util.List;
 import java.util.function.Predicate;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendStatus;
@@ -39,6 +40,16 @@ class FaultRunTest {
                     StockBrokerTest.options(world.folder(), world.endpoints(), world.bucket()));
             stock = new StockClient(broker.nameServerAddress(), StockBrokerTest.TOPIC);
             producer = stock.startProducer();
+            // RocketMQ begins the tier of a queue with messages of the last two minutes: all begin before the first fault.
+            Waiting.until("the topic", () -> {
+                write(FaultRun.FILLER);
+                return true;
+            });
+            List<MessageQueue> queues = producer.fetchPublishMessageQueues(StockBrokerTest.TOPIC);
+            for (MessageQueue queue : queues) {
+                producer.send(new Message(StockBrokerTest.TOPIC, FaultRun.FILLER), queue);
+            }
+            Waiting.until("all queues in the tier", () -> uploaded() > queues.size());
         }
 
         @Override
