@@ -337,7 +337,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--keep", action="store_true", help="leave the cluster running until Ctrl-C at the end"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.brokers and (arguments.rows is not None or arguments.data != NAMES[0]):
+        parser.error("--brokers always writes the same rows: leave out --rows and --data")
+    return arguments
 
 
 def _interrupt(*_: object) -> None:

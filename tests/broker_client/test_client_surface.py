@@ -139,7 +139,9 @@ def test_the_brokers_use_public_modules_alone() -> None:
 def test_durations_are_named_with_their_unit(name: str) -> None:
     value = PUBLIC[name]
     names = {
-        parameter for one in functions(value) for parameter in inspect.signature(one).parameters
+        parameter
+        for function in functions(value)
+        for parameter in inspect.signature(function).parameters
     }
     if dataclasses.is_dataclass(value):
         names |= {field.name for field in dataclasses.fields(value)}

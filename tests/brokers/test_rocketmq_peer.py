@@ -274,7 +274,7 @@ async def test_what_released_classes_wrote_is_read(peer: JavaPeer, tmp_path: Pat
         wanted.append(with_physical_offset(message("P", 0, offset), at))
         at += len(wanted[-1])
     assert [stored.data for stored in found] == wanted
-    assert [one.tags_code for one in found] == [java_hash(tags(number)) for number in range(COUNT)]
+    assert [row.tags_code for row in found] == [java_hash(tags(number)) for number in range(COUNT)]
     assert await file.offset_at(STORED_MS + 30) == 30
     await _index_is_read(root, table, [physical_offset_of(data) for data in wanted])
 

@@ -218,7 +218,7 @@ def features_of(excluded: Iterable[Exclusion]) -> list[str]:
 def features_of_plan(plan: CompactionPlan, live: EntryTable, limits: CompactionLimits) -> list[str]:
     uncut = plan_compaction(live, replace(limits, memory_budget=int(live.size.sum()) + 1))
     found = [
-        {one.object_id for one in variant.excluded if one.reason in _LIMITS}
+        {cut.object_id for cut in variant.excluded if cut.reason in _LIMITS}
         for variant in (plan, uncut)
     ]
     is_cut_out = not features_of(plan.excluded) and found[0] != found[1]

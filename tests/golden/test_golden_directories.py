@@ -64,7 +64,9 @@ def test_the_whole_log_is_replayed_to_the_map_that_was_recorded(opened: Opened) 
     controller.on_committed(found, found[-1].end_offset)
     assert hashes(controller) == wanted(opened.facts)
     assert controller.cluster_metadata.feature_level == opened.facts.level
-    payloads = [payload for one in found if one.kind is BatchKind.DATA for payload in one.payloads]
+    payloads = [
+        payload for batch in found if batch.kind is BatchKind.DATA for payload in batch.payloads
+    ]
     kinds = {type(record).__name__ for payload in payloads for record in decode_records(payload)}
     assert sorted(kinds) == list(opened.facts.records)
     control = [batch for batch in found if batch.kind is BatchKind.CONTROL]

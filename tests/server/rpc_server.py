@@ -52,7 +52,10 @@ class Rpcs:
         asked = request.DESCRIPTOR
         services = asked.file.services_by_name.values()
         rpc = next(
-            method for one in services for method in one.methods if method.input_type is asked
+            method
+            for service in services
+            for method in service.methods
+            if method.input_type is asked
         )
         response = message_factory.GetMessageClass(rpc.output_type)  # type: ignore[arg-type]
         method = f"{rpc.containing_service.name}/{rpc.name}"

@@ -56,7 +56,9 @@ def ask(client: ControllerClient, request: Message) -> Any:
     """Call the RPC that takes such a request, at the leader."""
     asked = request.DESCRIPTOR
     services = asked.file.services_by_name.values()
-    rpc = next(method for one in services for method in one.methods if method.input_type is asked)
+    rpc = next(
+        method for service in services for method in service.methods if method.input_type is asked
+    )
     response = GetMessageClass(rpc.output_type)  # type: ignore[arg-type]
     path = f"/{rpc.containing_service.full_name}/{rpc.name}"
 
