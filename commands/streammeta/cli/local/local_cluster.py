@@ -114,14 +114,22 @@ class Child:
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """Ask the child to end, kill it after `timeout_s`, and return its exit code."""
+        self.ask_to_end()
+        return self.wait_end(timeout_s)
+
+    def ask_to_end(self) -> None:
+        """Ask the child to end in good order. Asked twice, a controller hurries."""
         if self.is_running:
             # A paused process handles SIGTERM only after it continues.
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
-            try:
-                self.process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+
+    def wait_end(self, timeout_s: float) -> int:
+        """Wait for the child's end, kill it after `timeout_s`, and return its exit code."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
         return self._reap()
 
     def _reap(self) -> int:
@@ -319,14 +327,13 @@ class LocalCluster:
     def stop_all(self) -> None:
         """Stop every controller that still runs, all at once."""
         running = [child for child in self.children.values() if child.is_running]
-        # Signal all first, so that they end at the same time and share one timeout.
+        # Ask all first, so that they end at the same time and share one timeout.
         for child in running:
-            child.process.send_signal(signal.SIGCONT)
-            child.process.terminate()
+            child.ask_to_end()
         deadline = time.monotonic() + 10
         # A controller that is late still gets a moment before it is killed.
         for child in running:
-            child.stop(max(0.1, deadline - time.monotonic()))
+            child.wait_end(max(0.1, deadline - time.monotonic()))
 
     def _add_peer_ports(self) -> None:
         missing = len(self.ports) - len(self.peer_ports)
