@@ -10,6 +10,7 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeoutException;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.apache.kafka.clients.admin.Admin;
@@ -43,6 +44,7 @@ public final class TieredLoad {
     private static final byte[] RECORD = new byte[SEGMENT_BYTES * 3 / 5];
 
     private static final int STORED_AT_ONCE = 64;
+    private static final long TIERED_WITHIN_S = 120;
 
     private TieredLoad() {}
 
@@ -96,7 +98,11 @@ public final class TieredLoad {
         Map<TopicPartition, OffsetSpec> asked = IntStream.range(0, partitions)
                 .mapToObj(partition -> new TopicPartition(topic, partition))
                 .collect(Collectors.toMap(partition -> partition, partition -> kind));
+        long began = System.nanoTime();
         while (admin.listOffsets(asked).all().get().values().stream().anyMatch(found -> found.offset() < offset)) {
+            if (System.nanoTime() - began > TIERED_WITHIN_S * 1_000_000_000L) {
+                throw new TimeoutException(kind + " is not " + offset + " after " + TIERED_WITHIN_S + " s");
+            }
             Thread.sleep(20);
         }
     }
