@@ -1,9 +1,9 @@
 """Rules for all tests: selection of the slow ones, and how workers share the tests.
 
-Slow tests (long simulations, storms of faults, most seeds of a range) run with `--slow`. A worker
-runs one file after the other. Those that start processes come first, on three workers at a time, so
-that a machine of two cores has three clusters to carry until nothing else is left: most of their
-time is waiting. Tests whose processes only compute, and wait for no clock, stay together. Generated
+Slow tests (long simulations, storms of faults, most seeds) run with `--slow`. A worker runs one
+file after the other. Those that start processes come first, on three workers at a time, so that a
+machine of two cores has three clusters to carry until nothing else is left: most of their time is
+waiting. Tests whose processes only compute, and wait for no clock, stay together. Generated
 examples have no time limit, since machines are held up, and a failure prints its replay. The user's
 own settings do not count.
 """
@@ -24,8 +24,6 @@ _GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes 
 """Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
 
 _CLUSTERS_MAX = 3
-
-_NAMES_SEEDS = any(name.startswith("STREAMMETA_") and "SEED" in name for name in os.environ)
 
 settings.register_profile(
     "held-up machines",
@@ -60,18 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
         if is_spread and groups and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(groups[0].format(item.path.stem)))
-        is_slow = item.get_closest_marker("slow") or _is_late_seed(item)
-        if is_slow and not config.getoption("slow"):
+        if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
-
-
-def _is_late_seed(item: pytest.Item) -> bool:
-    """Whether a test has one of the last two thirds of a range of seeds that nobody named."""
-    for mark in item.iter_markers("parametrize"):
-        if mark.args[0] == "seed" and isinstance(mark.args[1], range) and not _NAMES_SEEDS:
-            (seed, seeds) = item.callspec.params["seed"], mark.args[1]  # type: ignore[attr-defined]
-            return bool(seeds.index(seed) >= max(2, len(seeds) // 3))
-    return False
 
 
 def pytest_collection_finish() -> None:

@@ -18,11 +18,11 @@ from google.protobuf.message_factory import GetMessageClass
 from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
+from tests.kit.seeds import seeds
 from tests.server.fuzz_messages import RandomMessages
 from tests.trust.test_rules import CALLERS, HELD_TO_A_NODE, WHO_MAY
 from tests.trust.trusted_server import CLUSTER, PLAIN_TEXT, ShownContext, shown
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:1").split(":"))
 _CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "15000"))
 _DEFECTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "ABORTED"}
 _DENIED = {"PERMISSION_DENIED", "UNAUTHENTICATED"}
@@ -141,7 +141,7 @@ async def prepare(controller: Controller) -> None:
 
 
 @pytest.mark.timeout(120 + _CALLS // 500)
-@pytest.mark.parametrize("seed", range(_FIRST, _LAST))
+@pytest.mark.parametrize("seed", seeds(1, variable="STREAMMETA_FUZZ_SEEDS"))
 async def test_no_caller_does_what_its_role_may_not(seed: int) -> None:
     controller, fuzz = Controller(), Fuzz(seed)
     await prepare(controller)

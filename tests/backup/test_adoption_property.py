@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -29,8 +28,9 @@ from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 from tests.backup.adoption_world import NODES, NOW_MS, World
 from tests.backup.test_restore import NOW_MS as RESTORED_MS
 from tests.backup.test_restore import planned
+from tests.kit.seeds import seeds
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_DISASTER_SEEDS", "0:15").split(":"))
+_SEEDS = seeds(5, slow=10, variable="STREAMMETA_DISASTER_SEEDS")
 STEPS = 60
 
 
@@ -202,7 +202,7 @@ def restore_again(
     check(world, again, gaps)
 
 
-@pytest.mark.parametrize("seed", range(_FIRST, _LAST))
+@pytest.mark.parametrize("seed", _SEEDS)
 def test_no_acknowledged_record_is_lost_whatever_happens_around_a_backup(seed: int) -> None:
     try:
         run_history(seed)
@@ -211,7 +211,7 @@ def test_no_acknowledged_record_is_lost_whatever_happens_around_a_backup(seed: i
 
 
 @pytest.mark.parametrize("passes_gaps", [False, True])
-@pytest.mark.parametrize("seed", range(_FIRST, _LAST))
+@pytest.mark.parametrize("seed", _SEEDS)
 def test_no_record_is_lost_after_compaction_and_deletion(seed: int, passes_gaps: bool) -> None:
     try:
         run_history(seed, steps=3 * STEPS, lives_long=True, passes_gaps=passes_gaps)

@@ -21,10 +21,11 @@ from streammeta.storage.cluster_files.backup_files import (
     SegmentName,
 )
 from tests.backup.backup_world import Backup, random_log
+from tests.kit.seeds import seeds
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
-SEEDS = range(5)
+SEEDS = seeds(2, slow=3)
 
 
 def random_backup(seed: int) -> Backup:

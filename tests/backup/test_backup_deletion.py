@@ -17,6 +17,7 @@ from streammeta.controller.lifecycle.deletion_order import BackupWait
 from streammeta.controller.metadata.api.requests import CheckObjects
 from streammeta.controller.metadata.tables.values import ObjectState
 from tests.backup.upload_world import FlakyStore, UploadWorld
+from tests.kit.seeds import seeds
 from tests.lifecycle.lifecycle_world import NAMESPACE, running
 
 DELAY_MS = 1_000
@@ -134,7 +135,7 @@ class RandomHistory:
         await self.world.world.until(lambda: deletion.describe().in_flight == 0, "idle")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, slow=8))
 async def test_no_restored_map_names_an_object_whose_bytes_were_deleted(seed: int) -> None:
     """Whatever leaders and both buckets do: at each deletion the backup says MARK_DESTROYED."""
     store = FlakyStore()

@@ -14,6 +14,7 @@ from streammeta.storage.cluster_files.backup_files import SegmentName
 from tests.backup.backup_world import FOLDER
 from tests.backup.upload_world import DAY_MS, DOWN, FlakyStore, UploadWorld
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.seeds import seeds
 from tests.monitoring.sampled import SOURCES, registry_of
 from tests.monitoring.test_alerts import ALERTS
 
@@ -317,7 +318,7 @@ async def test_two_leaders_may_write_at_the_same_time() -> None:
     assert world.restorable_end() == world.committed
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
 async def test_any_history_leaves_whole_prefix(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "SEGMENT_BYTES", 300)
     monkeypatch.setattr(uploader, "READ_BYTES", 100)

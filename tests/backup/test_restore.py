@@ -30,6 +30,7 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.storage import json_files
 from tests.backup.backup_world import FOLDER, START_MS, Backup, random_log
+from tests.kit.seeds import seeds
 from tests.metadata.rich_history import plain
 
 NOW_MS = START_MS + 10**9
@@ -84,7 +85,7 @@ def ids_of(view: FrozenMetadata, *states: ObjectState) -> set[int]:
     return {int(object_id) for object_id in np.asarray(objects["object_id"])[chosen]}
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(5, slow=10))
 def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None:
     backup, replayed = at_random(seed)
     before = backup.log.views[-1].sections()
@@ -116,7 +117,7 @@ def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None
                 assert answer.node_id not in [int(node) for node in before["nodes"]["node_id"]]
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(5, slow=10))
 def test_an_object_of_the_whole_history_is_known_removed_before_or_undecided(seed: int) -> None:
     """What reconciliation may delete is what was forgotten before the point, nothing else."""
     backup, replayed = at_random(seed)
@@ -129,7 +130,7 @@ def test_an_object_of_the_whole_history_is_known_removed_before_or_undecided(see
     assert all(object_id in known or object_id in undecided for object_id in later)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(5, slow=10))
 def test_all_else_is_as_it_was(seed: int) -> None:
     _, replayed = at_random(seed)
     before = plain(replayed.cluster_metadata.freeze().sections())
@@ -144,7 +145,7 @@ def test_all_else_is_as_it_was(seed: int) -> None:
     assert before["kvs"] == after["kvs"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, slow=3))
 def test_every_process_of_before_is_fenced(seed: int) -> None:
     _, replayed = at_random(seed)
     after = restored(replayed, planned(replayed))

@@ -25,6 +25,7 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import MIN_PART_SIZE, MultipartUpload, Tags
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.seeds import seeds
 
 PART = 700
 Bucket = Mapping[int, bytes]
@@ -151,7 +152,7 @@ async def writing(store: MemoryObjectStore, figures: Figures) -> AsyncIterator[O
         calls.close()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
 async def test_pieces_of_any_size_make_one_object_of_equal_parts(seed: int) -> None:
     rng = random.Random(seed)
     data = rng.randbytes(rng.choice([0, 1, 3 * MIN_PART_SIZE, 3 * MIN_PART_SIZE + 77]) + 1)

@@ -38,6 +38,7 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.patience import Patience
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.seeds import seeds
 from tests.kit.waiting import until
 
 
@@ -399,7 +400,7 @@ async def test_a_suspect_is_held_against_the_map_whatever_it_looks_like() -> Non
     assert not sso_sources.is_whole(index, {0: 0, 1: 0})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_pieces_in_any_order_tell_whether_a_source_is_what_was_uploaded(seed: int) -> None:
     rng = random.Random(seed)
     data, tail = rng.randbytes(rng.randint(1, 5_000)), rng.randbytes(rng.randint(84, 500))

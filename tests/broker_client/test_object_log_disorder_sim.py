@@ -9,7 +9,6 @@ damage. `STREAMMETA_SEEDS=first:last` runs other seeds.
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 
 import pytest
@@ -26,11 +25,7 @@ from streammeta.client.wal.bucket.failover import FailoverReport, recover_node
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_log.slot import Sealer
 from tests.broker_client.object_log_world import NAMESPACE, SMALL, SimBroker, World, simulated
-
-
-def seeds(count: int, start: int = 0) -> range:
-    first, _, last = os.environ.get("STREAMMETA_SEEDS", f"{start}:{start + count}").partition(":")
-    return range(int(first), int(last))
+from tests.kit.seeds import seeds
 
 
 async def recovered(world: World, epoch: int, by: int) -> FailoverReport | None:
@@ -108,7 +103,7 @@ async def restarts_beside_recoverers(world: World) -> None:
     "scenario", [one_recoverer, recoverers_that_crash, restarts_beside_recoverers]
 )
 def test_acknowledged_records_are_committed_once_whatever_fails(scenario: object) -> None:
-    for seed in seeds(12):
+    for seed in seeds(12, variable="STREAMMETA_SEEDS"):
         simulated(seed, scenario)  # type: ignore[arg-type]
 
 
@@ -183,12 +178,12 @@ async def starts_and_stalls(world: World) -> None:
 
 @pytest.mark.usefixtures("short_times")
 def test_logs_survive_repeated_epochs_stalls_sweeps_and_listings_that_lag() -> None:
-    for seed in seeds(12):
+    for seed in seeds(12, variable="STREAMMETA_SEEDS"):
         simulated(seed, starts_and_stalls)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_times")
 def test_logs_survive_many_seeds_of_disorder() -> None:
-    for seed in seeds(2000):
+    for seed in seeds(2000, variable="STREAMMETA_SEEDS"):
         simulated(seed, starts_and_stalls)

@@ -20,6 +20,7 @@ from streammeta.client.commits.messages import (
 )
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE, NodeIdentity
+from tests.kit.seeds import seeds
 
 _NODE = NodeIdentity(node_id=7, node_epoch=1)
 _ANSWER_S = 3.0
@@ -151,7 +152,7 @@ class PipelineSimulation:
             self.check()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(50, slow=100))
 def test_every_commit_has_one_outcome_in_order(seed: int) -> None:
     simulation = PipelineSimulation(random.Random(seed))
     for _ in range(150):
@@ -161,7 +162,7 @@ def test_every_commit_has_one_outcome_in_order(seed: int) -> None:
     assert done == set(range(len(simulation.pending)))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_the_end_fails_every_open_commit(seed: int) -> None:
     simulation = PipelineSimulation(random.Random(seed))
     for _ in range(40):

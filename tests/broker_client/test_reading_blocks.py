@@ -18,6 +18,7 @@ from streammeta.client.reading import block_cache
 from streammeta.client.reading.object_source import RECORD_BYTES
 from streammeta.client.resources.resources import ByteBudget, SharedWork, all_of
 from tests.kit.reader_world import World, placed
+from tests.kit.seeds import seeds
 from tests.kit.waiting import until
 
 
@@ -91,7 +92,7 @@ def test_forgetting_an_object_drops_its_blocks_alone() -> None:
     assert sorted(reader.evicted) == [key(1), key(2)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_the_size_is_that_of_what_is_kept_and_never_too_large(seed: int) -> None:
     rng, cache, reserved = random.Random(seed), block_cache.BlockCache(100), 0
     readers = [Reader() for _ in range(3)]
@@ -137,7 +138,7 @@ async def test_a_budget_serves_in_order_and_survives_who_gives_up() -> None:
     assert budget.held == 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, slow=7))
 async def test_a_budget_never_leaks_when_tasks_are_cancelled_at_any_time(seed: int) -> None:
     rng, budget = random.Random(seed), ByteBudget(100)
 

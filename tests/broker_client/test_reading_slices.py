@@ -24,6 +24,7 @@ from streammeta.v1 import records_pb2
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.kit.fake_broker import broker
 from tests.kit.reader_world import Place, World, column, placed, set_objects_record
+from tests.kit.seeds import seeds
 from tests.kit.waiting import until
 
 
@@ -80,7 +81,7 @@ def test_a_trim_keeps_the_slice_that_the_start_lies_in() -> None:
     assert len(known) == 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, slow=20))
 def test_known_slices_always_say_what_the_map_says_or_said(seed: int) -> None:
     """Answers of any age and all changes since, some of them twice, against a full history."""
     rng = random.Random(seed)
@@ -466,14 +467,14 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 async def test_readers_see_exactly_the_records_of_a_changing_world(seed: int, config: str) -> None:
     async with placed(seed) as place:
         await storm(place, CONFIGS[config], random.Random(seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 60))
+@pytest.mark.parametrize("seed", seeds(19, slow=39, start=2))
 async def test_readers_see_exactly_the_right_records_in_many_worlds(seed: int) -> None:
     async with placed(seed) as place:
         await storm(place, list(CONFIGS.values())[seed % 3], random.Random(seed))

@@ -33,8 +33,8 @@ from streammeta.controller.metadata.api.requests import (
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_log.slot import Sealer
 from tests.broker_client.log_world import Process, World, simulated
-from tests.broker_client.test_object_log_disorder_sim import seeds
 from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.seeds import seeds
 
 NODE, OTHER, RECOVERER = 7, 8, 9
 BUCKET = "bucket"
@@ -198,11 +198,11 @@ async def logs_come_and_go(world: World) -> None:
 
 
 def test_records_under_logs_that_return_are_read_or_set_aside(tmp_path: Path) -> None:
-    for seed in seeds(12, start=150):
+    for seed in seeds(12, start=150, variable="STREAMMETA_SEEDS"):
         simulated(seed, logs_come_and_go, tmp_path / "disks")
 
 
 @pytest.mark.slow
 def test_many_seeds_of_logs_that_return(tmp_path: Path) -> None:
-    for seed in seeds(1000):
+    for seed in seeds(1000, variable="STREAMMETA_SEEDS"):
         simulated(seed, logs_come_and_go, tmp_path / "disks")

@@ -24,6 +24,7 @@ from tests.broker_client.wal_tools import (
     sequences_of,
 )
 from tests.kit.crash_disk import CrashDisk, crashes, flipped
+from tests.kit.seeds import seeds
 
 FLUSHED = 26
 LOST = 2
@@ -99,7 +100,7 @@ def test_a_later_frame_tells_damage_although_the_state_file_is_old() -> None:
     assert log.lost == 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_a_bit_flipped_anywhere_is_reported_and_mended_when_asked(seed: int) -> None:
     rng = random.Random(seed)
     disk = written()

@@ -24,6 +24,7 @@ from tests.broker_client.wal_tools import encoded
 from tests.kit.doomed_child import run_child
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.real_cluster import running_cluster
+from tests.kit.seeds import seeds
 
 STREAMS = 7
 LATEST = {"time": (300, 1200), "write": (1, 60), "sync": (1, 60), "synced": (1, 60)}
@@ -120,7 +121,7 @@ def test_a_broker_killed_at_each_step_loses_nothing_and_doubles_nothing(tmp_path
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_a_broker_killed_again_and_again_loses_nothing(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     steps = [rng.choice(STEPS) for _ in range(40)]
@@ -172,7 +173,7 @@ async def test_what_another_broker_has_overtaken_is_set_aside(controller: LocalC
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_a_broker_killed_while_the_leader_dies_loses_nothing(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     steps = [rng.choice(STEPS) for _ in range(12)]

@@ -17,6 +17,7 @@ from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.storage.durable_files import DiskFullError
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
 from tests.kit.crash_disk import CrashDisk, WatchedFiles, flipped
+from tests.kit.seeds import seeds
 
 
 class OrderedFiles(WatchedFiles):
@@ -276,7 +277,7 @@ async def test_a_header_that_does_not_fit_its_payload_is_refused(tmp_path: Path)
         assert log.end == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, slow=1))
 async def test_a_log_used_at_random_keeps_what_its_model_keeps(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)

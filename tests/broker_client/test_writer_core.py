@@ -20,6 +20,7 @@ from streammeta.client.writing.batch import BatchUpload, Stage
 from streammeta.client.writing.record_buffer import StreamRun
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 from tests.kit.fake_broker import writing
+from tests.kit.seeds import seeds
 
 _STREAMS = 4
 _CONFIG = WriterConfig(
@@ -269,7 +270,7 @@ def _fencing() -> Exception:
     return errors.NodeFencedError("the test")
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(50, slow=100))
 def test_invariants_hold_after_every_event(seed: int) -> None:
     simulation = WriterSimulation(random.Random(seed))
     try:

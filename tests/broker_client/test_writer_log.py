@@ -9,7 +9,6 @@ streams are taken away, a store fails. Every payload says where it belongs.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
 from collections import Counter
@@ -40,6 +39,7 @@ from streammeta.storage.object_store.protocol.patience import Patience
 from tests.kit.fake_broker import NEVER, Broker, broker, writing
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.seeds import seeds
 from tests.kit.waiting import until
 
 COMMITS = "CommitStreamSetObject"
@@ -338,7 +338,7 @@ def test_durability_and_log_belong_together() -> None:
 
 STREAMS = 12
 ROUNDS = 60
-SEEDS = [int(seed) for seed in os.environ.get("STREAMMETA_SEEDS", "1 2").split()]
+SEEDS = seeds(2, start=1, variable="STREAMMETA_SEEDS")
 LOST = (
     (grpc.StatusCode.UNAVAILABLE, ""),
     (grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN"),

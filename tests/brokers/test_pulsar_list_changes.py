@@ -14,6 +14,7 @@ from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.client import OwnerKey
 from tests.brokers.pulsar_kit import Topic
 from tests.kit.memory_keys import MemoryControllers
+from tests.kit.seeds import seeds
 
 ALL = ledger_list.OffloadPolicy(threshold_bytes=0)
 
@@ -23,7 +24,7 @@ def _named(managed: ledger_list.ManagedLedger) -> set[tuple[int, str]]:
     return {(ledger_id, context.uuid) for ledger_id, context in contexts if context is not None}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(13, slow=27))
 async def test_one_owner_never_fences_itself(seed: int) -> None:
     """Offload, trim and deletion of sources run at once, in any order of their steps."""
     topic = Topic(seed=seed)

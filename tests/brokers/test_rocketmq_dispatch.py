@@ -24,6 +24,7 @@ from streammeta.brokers.rocketmq.tiered_view import min_offset, split_query
 from tests.brokers.rocketmq_messages import MOST_READS, Local, stored
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld, open_index
 from tests.kit.memory_stores import MemorySegment
+from tests.kit.seeds import seeds
 
 
 async def a_dispatcher(
@@ -107,7 +108,7 @@ async def test_a_queue_that_returns_nothing_is_asked_again_later() -> None:
     assert dispatcher.file.append_offset == 0
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, slow=8))
 async def test_whatever_the_local_store_returns_offsets_stay_right(seed: int) -> None:
     rng = random.Random(seed)
 

@@ -13,19 +13,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from streammeta.storage.compaction.entries import Entry, EntryTable
 from tests.compaction.compaction_world import TrueStream, World
+from tests.kit.seeds import seeds
 
 LONG = 1_000
 """Seeds from here on are for long runs, and stand for ten histories each."""
 
 
-def seeds(short: int, long: int) -> list[Any]:
-    """Return so many seeds, one test each, of which those of long runs are marked as slow."""
-    marked = (pytest.param(LONG + seed, marks=pytest.mark.slow) for seed in range(long))
-    return [*range(short), *marked]
+def short_and_long(short: int, long: int) -> list[Any]:
+    """Return so many seeds of one history for every run, and so many of ten with `--slow`."""
+    return [*seeds(short), *seeds(0, slow=long, start=LONG)]
 
 
 def draws(seed: int) -> list[random.Random]:

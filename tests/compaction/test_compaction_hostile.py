@@ -21,6 +21,7 @@ from tests.compaction.compaction_lives import TINY, compact, compacted, compacto
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Step, Steps
 from tests.compaction.compaction_world import NAMESPACE, World
+from tests.kit.seeds import seeds
 
 THREE = [(2, 30), (1, 40), (1, 10)]
 SEVERAL_ITERATIONS = replace(TINY, memory_budget=1_500)
@@ -135,7 +136,7 @@ async def test_a_commit_after_the_node_registered_anew_changes_nothing(by: int |
     await check.all_gone()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 async def test_two_compactors_of_one_node_do_each_others_work_once(seed: int) -> None:
     """Both plan the same sources; one commit wins, the other compactor's outputs expire."""
     world, _ = await plain_world()

@@ -30,6 +30,7 @@ from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
 from tests.kit.doomed_child import run_child
 from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
+from tests.kit.seeds import seeds
 from tests.kit.waiting import PATIENCE_S, until
 
 NODE_ID = 1000
@@ -233,7 +234,7 @@ async def test_an_upload_of_a_killed_compactor_is_dropped_after_its_id(tmp_path:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_compactors_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     steps = [*STEPS, *(rng.choice(STEPS) for _ in range(16))]

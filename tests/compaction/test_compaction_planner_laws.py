@@ -36,9 +36,10 @@ from streammeta.storage.compaction.planner import plan_compaction, plan_force_sp
 from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from streammeta.storage.object_format.index_block import IndexEntry, encode_index
 from tests.compaction.compaction_random import Sources, bytes_at, random_sources
+from tests.kit.seeds import seeds
 from tests.storage.compaction_model import entry, model_plan, placed, plan_rows
 
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 16))]
+SEEDS = seeds(8, slow=8)
 
 
 def cases(seed: int) -> Iterator[random.Random]:

@@ -18,7 +18,7 @@ from streammeta.client.errors import BrokerClientError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.object_store.protocol.patience import Patience
 from tests.compaction import compaction_lives
-from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
+from tests.compaction.compaction_random import Shape, act, draws, random_world, short_and_long
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import (
     Fate,
@@ -42,7 +42,7 @@ async def all_compacted(world: World, check: ReadCheck) -> None:
     await check.all_gone()
 
 
-@pytest.mark.parametrize("seed", seeds(10, 30))
+@pytest.mark.parametrize("seed", short_and_long(10, 30))
 def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
     for rng in draws(seed):
         asyncio.run(reads_stay(rng))
@@ -149,7 +149,7 @@ async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", seeds(2, 10))
+@pytest.mark.parametrize("seed", short_and_long(2, 10))
 def test_killed_again_and_again_in_any_history(seed: int) -> None:
     for rng in draws(seed):
         asyncio.run(killed_often(rng))
@@ -176,7 +176,7 @@ async def killed_often(rng: random.Random) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", seeds(3, 10))
+@pytest.mark.parametrize("seed", short_and_long(3, 10))
 def test_one_process_compacts_on_and_on_through_whatever_happens(seed: int) -> None:
     """What it remembers from cycle to cycle (indexes, outputs, lost commits) never misleads it."""
     for rng in draws(seed):

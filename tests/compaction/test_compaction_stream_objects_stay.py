@@ -14,7 +14,7 @@ from streammeta.client.errors import StreamNotFoundError
 from streammeta.controller.metadata.tables.values import ObjectKind
 from streammeta.storage.compaction.stream_objects import StreamCompaction
 from tests.compaction.compaction_lives import compact, compact_stream
-from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
+from tests.compaction.compaction_random import Shape, act, draws, random_world, short_and_long
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps, faults, may_clean_up
 from tests.compaction.compaction_world import World
@@ -106,7 +106,7 @@ async def one_fault(kind: StreamCompaction, fault: Fault) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", seeds(6, 15))
+@pytest.mark.parametrize("seed", short_and_long(6, 15))
 def test_any_order_of_compactions_of_any_history(seed: int) -> None:
     for rng in draws(seed):
         asyncio.run(any_order(rng))

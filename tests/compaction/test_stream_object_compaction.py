@@ -15,13 +15,14 @@ from tests.compaction.compaction_random import Shape, act, random_world
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps, may_clean_up
 from tests.compaction.compaction_world import World
+from tests.kit.seeds import seeds
 
 SLOW = pytest.mark.slow
 KINDS = list(StreamCompaction)
 SHAPE = Shape(streams=4, actions=40, apart=0.9)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=SLOW) for i in range(6, 300))])
+@pytest.mark.parametrize("seed", seeds(6, slow=294))
 async def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
     rng = random.Random(seed)
     world = await random_world(rng, SHAPE)

@@ -10,6 +10,7 @@ import pytest
 from streammeta.controller.grpc_server.call_core import CallCore, CallRefusedError
 from streammeta.controller.grpc_server.limits import Limits
 from streammeta.controller.grpc_server.messages import framed
+from tests.kit.seeds import seeds
 
 _LIMITS = Limits(request_bytes=300, lookahead_bytes=100)
 
@@ -118,14 +119,14 @@ class CallSimulation:
             assert self.window > self.sent, "client and handler wait for each other"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(66, slow=134))
 def test_a_call_keeps_its_invariants(seed: int) -> None:
     simulation = CallSimulation(seed)
     for _ in range(200):
         simulation.step()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_all_messages_arrive_if_nothing_ends_the_call(seed: int) -> None:
     simulation = CallSimulation(seed)
     while len(simulation.taken) < len(simulation.messages):

@@ -43,6 +43,7 @@ from tests.grpc_server.turn_meter import (
     new_server,
     settings,
 )
+from tests.kit.seeds import seeds
 
 _BLOCKED = 1_000
 """Calls whose answers wait for a window."""
@@ -456,7 +457,7 @@ class Speaker:
                 return frame(Kind.HEADERS, 5, self._next_id - 2, block)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, slow=8))
 async def test_nothing_is_left_of_connections_that_are_lost(seed: int) -> None:
     rng = random.Random(seed)
     server = new_server(_LIMITS)

@@ -15,6 +15,7 @@ from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import NodeDescription
 from streammeta.controller.metadata.api.requests import RecoveryTarget
 from streammeta.controller.metadata.tables.values import NodeIdentity, column
+from tests.kit.seeds import seeds
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 
@@ -96,7 +97,7 @@ def test_a_new_leader_lets_recoveries_go_on() -> None:
     assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (RecoveryTarget(1, 5, 2),)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, slow=20))
 def test_plans_are_complete_bounded_and_final(seed: int) -> None:
     """After a plan is carried out: nothing more changes, no node is overloaded, none idles."""
     rng = random.Random(seed)
@@ -176,7 +177,7 @@ def test_a_target_is_heard_stays_and_is_no_gone_node_itself() -> None:
     assert plan_compactions(nodes, heard, {1: 2}) == {}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, slow=20))
 def test_plans_are_complete_spread_and_stable(seed: int) -> None:
     rng = random.Random(seed)
     ids = range(1_000, 1_000 + rng.randrange(2, 40))

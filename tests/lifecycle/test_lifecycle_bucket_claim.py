@@ -29,6 +29,7 @@ from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import ObjectInfo
 from streammeta.storage.object_store.protocol.calls import Tally
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.seeds import seeds
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 
 INTERVAL_MS = 5
@@ -409,7 +410,7 @@ def lived(rng: random.Random, acts: int) -> tuple[History, list[Leader]]:
     return history, leaders
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", seeds(100, slow=200))
 def test_an_honest_history_is_never_refused(seed: int) -> None:
     rng = random.Random(seed)
     history, leaders = lived(rng, 0)
@@ -422,7 +423,7 @@ def test_an_honest_history_is_never_refused(seed: int) -> None:
     assert last.bound == max(history.claims), f"seed {seed}: ids are issued that were not claimed"
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(33, slow=67))
 def test_a_copy_from_before_a_takeover_is_always_found_out(seed: int) -> None:
     rng = random.Random(2_000 + seed)
     history, _ = lived(rng, rng.randrange(60))
@@ -444,7 +445,7 @@ def copied_and_lived_on(seed: int) -> tuple[History, bucket_claim.Issued]:
     return history, copy
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", seeds(100, slow=200))
 def test_no_id_is_issued_twice_over_a_restore_that_a_claim_came_after(seed: int) -> None:
     history, copy = copied_and_lived_on(seed)
     history.next_id, history.issued_below = copy.next_object_id, copy.issued_below

@@ -25,6 +25,7 @@ from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult
+from tests.kit.seeds import seeds
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}
@@ -86,7 +87,7 @@ async def test_no_bytes_go_before_their_mark_is_committed(world: World) -> None:
     await expiring
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, slow=8))
 async def test_a_stop_at_any_point_loses_nothing(world: World, seed: int) -> None:
     """Bytes of an object go only while the committed log says MARK_DESTROYED; none stay behind."""
     rng = random.Random(seed)

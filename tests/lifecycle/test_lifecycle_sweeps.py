@@ -15,6 +15,7 @@ from streammeta.controller.metadata.tables import values
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import MultipartUpload
+from tests.kit.seeds import seeds
 from tests.lifecycle.lifecycle_world import NAMESPACE, TIMEOUT_MS, A, B, World, running
 
 PREPARED, EXPIRED = {values.ObjectState.PREPARED}, {values.ObjectState.MARK_DESTROYED}
@@ -118,7 +119,7 @@ async def test_a_departed_node_is_forgotten_with_its_last_set_object(writing: Wr
     assert (writing.dead(ids), size().nodes) == (ids, 1)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(2, slow=6))
 async def test_steps_of_any_size_find_the_same(
     writing: Writing, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +240,7 @@ async def test_an_upload_under_an_id_that_a_restore_left_open_stays(uploading: U
     assert uploading.unfinished() == {stays}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(2, slow=6))
 async def test_steps_of_any_size_drop_the_same(
     uploading: Uploading, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

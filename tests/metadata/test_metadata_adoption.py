@@ -13,6 +13,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries.cluster_modes import ALLOWED
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
 from streammeta.controller.metadata.tables.values import ObjectState, RangeColumns, column
+from tests.kit.seeds import seeds
 from tests.metadata.map_pair import recovering
 from tests.metadata.slow_model_adoption import WAITING
 from tests.metadata.small_world import NODE, NOW, OTHER, World, upload
@@ -293,7 +294,7 @@ def test_malformed_requests_name_their_field(request_: r.AdoptObjects, field: st
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
 def test_ids_are_put_in_anywhere_in_the_directory(seed: int) -> None:
     rng = np.random.default_rng(seed)
     directory = ObjectDirectory(ring_ids=16, part_ids=4)

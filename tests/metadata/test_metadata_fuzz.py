@@ -21,6 +21,7 @@ from streammeta.controller.metadata.api.validation import validate
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata, Decision
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
+from tests.kit.seeds import seeds
 from tests.metadata import mutated_requests
 from tests.metadata.map_pair import Pair, in_columns, same, told
 from tests.metadata.random_reads import RandomReads
@@ -28,7 +29,6 @@ from tests.metadata.random_requests import MAKERS, RandomRequests
 from tests.metadata.small_tables import small_tables
 from tests.metadata.test_metadata_section_rules import read_everything
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
 _SECONDS = int(os.environ.get("STREAMMETA_FUZZ_SECONDS", "120"))
 _SLOW_FIRST = int(os.environ.get("STREAMMETA_FUZZ_FIRST", "1000"))
 _STEPS = 90
@@ -249,7 +249,7 @@ def _expect_every_kind(mutated: set[type]) -> None:
     assert not missing, f"{missing} not mutated; RandomRequests or RandomReads must make these"
 
 
-@pytest.mark.parametrize("seed", range(_FIRST, _LAST))
+@pytest.mark.parametrize("seed", seeds(2, variable="STREAMMETA_FUZZ_SEEDS"))
 def test_mutated_requests_are_refused_or_answered_and_undone(seed: int) -> None:
     _expect_every_kind(_run(seed))
 

@@ -24,6 +24,7 @@ from streammeta.controller.metadata.tables.tables import Table, roomy_zeros
 from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectState
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+from tests.kit.seeds import seeds
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.rich_history import checkpoint
@@ -87,7 +88,7 @@ def _derived(cluster_metadata: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, slow=3))
 def test_a_loaded_map_is_the_frozen_one_and_goes_on_as_it(seed: int) -> None:
     rng = Random(seed)
     pair = _random_pair(rng)
@@ -164,7 +165,7 @@ def test_a_table_takes_roomy_columns_as_they_are_and_copies_others() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_loaded_lists_are_those_that_were_appended(seed: int) -> None:
     dice = np.random.default_rng(seed)
     streams = np.sort(dice.integers(0, 30, size=dice.integers(0, 90)))
@@ -175,7 +176,7 @@ def test_loaded_lists_are_those_that_were_appended(seed: int) -> None:
         assert index.rows(stream_id).tolist() == rows[streams == stream_id].tolist()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, slow=3))
 def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
     cluster_metadata: Any = _random_pair(Random(seed)).map
     ranges = cluster_metadata._objects._ranges
@@ -187,7 +188,7 @@ def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
     assert not any(counts[covered:] + listed[covered:])
 
 
-@pytest.mark.parametrize("seed", range(1, 3))
+@pytest.mark.parametrize("seed", seeds(2, start=1))
 @pytest.mark.parametrize("at_once", [1, 7, 1_000])
 def test_sizes_by_owner_are_those_of_all_committed_objects(seed: int, at_once: int) -> None:
     cluster_metadata: Any = _random_pair(Random(seed)).map

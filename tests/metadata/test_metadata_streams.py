@@ -13,6 +13,7 @@ from streammeta.controller.metadata.registries.stream_decisions import TRIM_AHEA
 from streammeta.controller.metadata.registries.stream_tags import StreamTags, TagIndex
 from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import INT64_MAX, NodeIdentity, PageRequest, Tags
+from tests.kit.seeds import seeds
 from tests.metadata.small_world import NODE, OTHER, World, upload
 
 TOPIC = ("topic", "orders")
@@ -40,7 +41,7 @@ def copy_of(tags: StreamTags) -> StreamTags:
 
 
 @pytest.mark.parametrize("checksum", [None, lambda _key, _value: 7], ids=["crc32", "all equal"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_look_ups_equal_a_scan_after_random_changes(
     seed: int, checksum: Callable[[str, str], int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,10 +16,11 @@ from streammeta.controller.metadata.tables.stream_index import StreamIndex
 from streammeta.controller.metadata.tables.tables import FreeBlocks, Table, Undo, block_rows
 from streammeta.controller.metadata.tables.values import column
 from streammeta.controller.records.record import ObjectsDestroyed
+from tests.kit.seeds import seeds
 from tests.metadata.small_world import NODE, NOW, World, upload
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_stream_lists_hold_what_was_put_in_and_undo_restores_them(seed: int) -> None:
     rng = np.random.default_rng(seed)
     index, lists = StreamIndex(), {stream: list[int]() for stream in range(40)}
@@ -62,7 +63,7 @@ def _by_position(index: StreamIndex) -> dict[int, list[int]]:
     return {stream: rows[which == stream].tolist() for stream in range(40)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_blocks_that_are_in_use_never_overlap(seed: int) -> None:
     rng = np.random.default_rng(seed)
     unused, table, used = FreeBlocks(), Table({"a": np.int8}), dict[int, int]()
@@ -153,7 +154,7 @@ def test_a_shared_dictionary_does_not_change_its_views() -> None:
     assert (shared.pop(3), shared.get(3), 10_000 in shared) == (None, None, True)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_a_window_forgets_the_oldest_and_its_views_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     window: Window[int, int] = Window(1_500)
@@ -255,7 +256,7 @@ class _Twin:
             assert listed == sorted((i, r) for i, r in self.known.items() if i >= first), where
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
 def test_a_directory_finds_what_a_dictionary_finds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     twin = _Twin()
@@ -321,7 +322,7 @@ def test_a_write_to_several_columns_keeps_the_views_of_all_of_them() -> None:
     assert table.cells(("a", "b"), 9_000) == [2, 4]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, slow=3))
 def test_a_range_is_counted_as_a_scan_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "RUN_KEYS", 4)
     rng = Random(seed)

@@ -16,6 +16,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.decisions.maintenance import Claim
 from streammeta.controller.metadata.tables.tables import Table, Undo
 from streammeta.controller.records.record import BucketClaimed, StreamSetObjectsCommitted
+from tests.kit.seeds import seeds
 from tests.metadata.small_world import NODE, NOW, World, batch
 
 
@@ -47,7 +48,7 @@ def test_records_that_do_not_fit_leave_no_trace() -> None:
     assert world.map.applied_end_offset == offset
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, slow=3))
 def test_table_views_and_undo_over_random_writes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = Table({"a": np.int64, "b": np.int8})

@@ -27,6 +27,7 @@ from streammeta.controller.peers.wire import encode_answer, encode_request
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
+from tests.kit.seeds import seeds
 from tests.kit.waiting import until
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import ASK, FETCH, FETCH_SNAPSHOT, VOTE, VOTED, with_field
@@ -367,7 +368,7 @@ async def test_answers_of_a_gone_connection_are_dropped(replica: FakeReplica, po
     replica.replies[0](None)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, slow=7))
 async def test_random_bytes_reach_no_replica_and_leave_the_listener_well(
     seed: int, replica: FakeReplica, port: int
 ) -> None:

@@ -40,6 +40,7 @@ from streammeta.controller.peers.hello import (
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.runtime.interfaces import Endpoints
+from tests.kit.seeds import seeds
 from tests.quorum import peer_messages
 from tests.quorum.peer_messages import (
     BATCH,
@@ -325,7 +326,7 @@ def test_other_kinds_are_taken_from_the_frame_after_the_hello_on() -> None:
     assert parser.next() == VOTE_FRAME
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_damaged_reordered_and_repeated_frames_never_pass_as_others(seed: int) -> None:
     """What passes was sent, whatever happened on the way."""
     rng = random.Random(seed)

@@ -37,6 +37,7 @@ from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.address import StoreAddress
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.seeds import seeds
 from tests.reconcile.fake_controller import OWN, FakeMap, serving
 from tests.reconcile.hostile_world import GRACE_MS, DriverKilledError, Faults, World
 
@@ -290,7 +291,7 @@ def test_ten_rounds_with_an_accident_each(new_scene: Callable[[int], Scene]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_two_hundred_rounds(new_scene: Callable[[int], Scene], seed: int) -> None:
     run_ten(new_scene(seed), seed)
 

@@ -18,6 +18,7 @@ from streammeta.controller.runtime.writer import group_commit
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
+from tests.kit.seeds import seeds
 from tests.kit.waiting import until
 
 STREAMS = 40
@@ -153,7 +154,7 @@ async def test_a_call_behind_a_lone_one_is_decided_at_once(monkeypatch: pytest.M
     lone.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 async def test_joined_commits_end_like_commits_alone(seed: int) -> None:
     rng = random.Random(seed)
     streams = rng.sample(range(STREAMS), 30)
@@ -356,7 +357,7 @@ def random_messages(rng: random.Random) -> list[r.CommitUploads]:
     return messages
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, slow=40))
 async def test_joined_messages_end_like_messages_alone(seed: int) -> None:
     rng = random.Random(seed)
     messages = random_messages(rng)

@@ -27,6 +27,7 @@ from streammeta.controller.runtime.load.admission import LIMITS
 from streammeta.rpc.method_facts import RequestClass
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
+from tests.kit.seeds import seeds
 from tests.metadata.small_world import World
 from tests.server.rpc_server import NODE as OWNER
 from tests.server.rpc_server import serving
@@ -121,7 +122,7 @@ async def get_objects(
     return objects_pb2.GetObjectsResponse.FromString(data), int(dict(context.trailing)[OFFSET_KEY])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 async def test_ten_thousand_queries_take_many_short_turns(seed: int) -> None:
     rng = Random(seed)
     leader, turns = await filled(rng), Turns()
@@ -135,7 +136,7 @@ async def test_ten_thousand_queries_take_many_short_turns(seed: int) -> None:
     assert sum(turns.counts) > TURN_MAX, "else it would be no work at all"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, slow=1))
 async def test_an_answer_in_turns_is_that_of_the_map_at_one_offset(seed: int) -> None:
     """Commits in all turns: none is half seen."""
     rng = Random(seed)

@@ -30,12 +30,12 @@ from streammeta.v1 import (
     streams_pb2,
 )
 from tests.kit.real_cluster import running_cluster
+from tests.kit.seeds import seeds
 from tests.kit.waiting import wait_until
 from tests.server.fuzz_messages import RandomMessages, SensibleCalls
 
 pytestmark = pytest.mark.process
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
 _CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "700"))
 _METHODS: list[MethodDescriptor] = [
     method for service in SERVICES.values() for method in service.methods
@@ -214,7 +214,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield started
 
 
-@pytest.mark.parametrize("seed", range(_FIRST, _LAST))
+@pytest.mark.parametrize("seed", seeds(2, variable="STREAMMETA_FUZZ_SEEDS"))
 def test_no_call_hurts_a_controller(cluster: LocalCluster, seed: int) -> None:
     with (
         operator_channel(cluster.endpoints[0]) as channel,

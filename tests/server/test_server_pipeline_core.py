@@ -12,6 +12,7 @@ from streammeta.controller.rpc.services.pipeline_messages import (
     PipelineMessage,
     RejectedMessage,
 )
+from tests.kit.seeds import seeds
 
 MESSAGES_AHEAD = 8
 SIZES = (1, 100, BYTES_AHEAD // 3, BYTES_AHEAD + 1)
@@ -106,7 +107,7 @@ class PipelineSimulation:
         assert self.answered + pending == list(range(last + 1)), "an answer follows the end"
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(33, slow=67))
 def test_a_pipeline_keeps_its_invariants(seed: int) -> None:
     # Many short runs, because a rejected message ends one.
     for run in range(10):
@@ -119,7 +120,7 @@ def test_a_pipeline_keeps_its_invariants(seed: int) -> None:
         assert simulation.core.take() is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_a_pipeline_reads_on_while_answers_go_out(seed: int) -> None:
     print(f"seed {seed}")
     simulation = PipelineSimulation(seed, rejections=0)

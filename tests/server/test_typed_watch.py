@@ -18,6 +18,7 @@ from streammeta.controller.rpc.watch.typed_changes import CHANGES, INTERNAL, enc
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import changes_pb2, nodes_pb2
 from streammeta.v1 import metadata_pb2 as pb
+from tests.kit.seeds import seeds
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
 from tests.server.test_server_watch import SERVICE, Node, kv, status_of, trimmed, watching
@@ -161,7 +162,7 @@ class Mirror:
         self.level = content.level
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, slow=2))
 def test_typed_changes_mirror_the_metadata(seed: int) -> None:
     pair, requests, mirror = Pair(), RandomRequests(Random(seed)), Mirror()
     pair.begin(requests)

@@ -26,6 +26,7 @@ from streammeta.storage.compaction.selection import (
     StreamSetObjects,
     select_stream_set_objects,
 )
+from tests.kit.seeds import seeds
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -127,7 +128,7 @@ def test_what_is_overdue_comes_first_then_the_cheapest_merge() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, slow=40))
 def test_laws_hold_for_any_objects(seed: int) -> None:
     dice = random.Random(seed)
     rows, config = random_rows(dice), random_config(dice)
@@ -152,7 +153,7 @@ def test_laws_hold_for_any_objects(seed: int) -> None:
     assert overdue - aside <= split, "none starves"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(13, slow=27))
 def test_every_merge_that_pays_is_made_and_no_other(seed: int) -> None:
     dice = random.Random(1_000 + seed)
     rows = [(i, i, NOW_MS, int(10 ** dice.uniform(0, 4)), 1) for i in range(1, 40)]
@@ -172,7 +173,7 @@ def test_every_merge_that_pays_is_made_and_no_other(seed: int) -> None:
             assert len(run) < 2 or sum(run) < config.growth * max(run), (start, stop)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, slow=14))
 def test_no_more_stay_than_wanted_whatever_their_sizes(seed: int) -> None:
     dice = random.Random(2_000 + seed)
     # Sizes as on a ruler, 1 2 1 4 1 2 1, pay least of all.
@@ -381,7 +382,7 @@ def test_streams_leave_as_soon_as_they_are_large() -> None:
     assert node.amplification()[0] <= 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
 def test_nobody_starves_and_objects_stay_few_however_uploads_come(seed: int) -> None:
     dice = random.Random(seed)
     shape = np.random.default_rng(seed)

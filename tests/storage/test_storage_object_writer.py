@@ -15,6 +15,7 @@ from streammeta.storage.object_format.checksum import ObjectChecksum, crc_withou
 from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import INT64_MAX, MAX_PAYLOAD_SIZE, RecordBatch
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.seeds import seeds
 
 KIB = 1024
 
@@ -218,7 +219,7 @@ def test_the_largest_payload_makes_the_largest_block() -> None:
     assert writer.data_size == 2**31 - 3
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, slow=20))
 def test_a_whole_follows_from_its_pieces_and_a_piece_from_the_whole(seed: int) -> None:
     rng = random.Random(seed)
     first = rng.randbytes(rng.choice([0, 1, 7, 1000, 70_000]))

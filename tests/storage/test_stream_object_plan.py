@@ -37,6 +37,7 @@ from streammeta.storage.compaction.stream_objects import (
     plan_stream,
     rules_for,
 )
+from tests.kit.seeds import seeds
 
 COPYING = (
     StreamCompaction.MERGE_SMALL,
@@ -169,7 +170,7 @@ def _copied_bytes(rules: GroupRules, steps: int) -> tuple[int, int]:
     return copied, most
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, slow=40))
 def test_groups_keep_their_rules_whatever_the_objects(seed: int) -> None:
     rng = random.Random(seed)
     objects = _random_objects(rng)
@@ -385,7 +386,7 @@ def test_sizes_that_leave_parts_out_of_their_limits_are_refused(fields: dict[str
         CopyRules(**fields)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(33, slow=67))
 def test_parts_hold_all_bytes_in_order_within_the_limits(seed: int) -> None:
     rng = random.Random(seed)
     rules = CopyRules(min_part_bytes=50, max_part_bytes=rng.choice([400, 900]), fetched_bytes=320)
