@@ -2,11 +2,11 @@
 
 import http.server
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -157,14 +157,22 @@ def test_an_option_that_cannot_work(tmp_path: Path, option: str, value: str, nam
 # -- --check-config
 
 
-def checked(root: Path, **options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *controller_command(root, **options), "--check-config"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+class Checked(NamedTuple):
+    """What a command said, and how it ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def checked(root: Path, **options: str) -> Checked:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        command = [*controller_command(root, **options), "--check-config"]
+        child = start_python("checked", command, Path(elsewhere))
+        assert child.process.stdout is not None
+        with child.process.stdout as output:
+            said = output.read()
+        return Checked(child.process.wait(60), said, child.log_path.read_text())
 
 
 def test_a_configuration_that_works_is_valid_and_nothing_is_changed(tmp_path: Path) -> None:
