@@ -1,11 +1,12 @@
 """Rules for all tests: selection of the slow ones, and how workers share the tests.
 
 Slow tests (long simulations, storms of faults, most seeds) run with `--slow`. A worker runs one
-file after the other. Those that start processes come first, on three workers at a time, so that a
-machine of two cores has three clusters to carry until nothing else is left: most of their time is
-waiting. Tests whose processes only compute, and wait for no clock, stay together. Generated
-examples have no time limit, since machines are held up, and a failure prints its replay. The user's
-own settings do not count.
+file after the other. Those that start processes come first, on four workers at a time, so that a
+machine of two cores has four clusters to carry until nothing else is left: most of their time is
+waiting. Files whose tests may take long begin before others, so that none is alone at the end.
+Tests whose processes only compute, and wait for no clock, stay together. Generated examples have no
+time limit, since machines are held up, and a failure prints its replay. The user's own settings do
+not count.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-_GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes {}"}
-"""Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
+_TOGETHER = "computations"
+"""The group of tests whose processes only compute."""
 
-_CLUSTERS_MAX = 3
+_KINDS = {"spark": _TOGETHER, "process": "processes", "s3": "processes"}
+"""Kind of a worker's group by mark; the first mark that a test has decides, unless it names one."""
+
+_CLUSTERS_MAX = 4
 
 settings.register_profile(
     "held-up machines",
@@ -53,13 +57,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    is_spread = config.pluginmanager.hasplugin("xdist")
+    if not config.getoption("slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+    if config.pluginmanager.hasplugin("xdist"):
+        _group(items, float(config.getini("timeout")))
+
+
+def _group(items: list[pytest.Item], usual_s: float) -> None:
+    """Name groups by what tests do: the scheduler sees nothing but names."""
+    long_files = {
+        item.path
+        for item in items
+        if not item.get_closest_marker("skip")
+        and (mark := item.get_closest_marker("timeout"))
+        and mark.args[0] > usual_s
+    }
     for item in items:
-        groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
-        if is_spread and groups and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(groups[0].format(item.path.stem)))
-        if item.get_closest_marker("slow") and not config.getoption("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+        kinds = [kind for mark, kind in _KINDS.items() if item.get_closest_marker(mark)][:1]
+        words = [*kinds, *(["long"] if item.path in long_files else [])]
+        if words and not item.get_closest_marker("xdist_group"):
+            name = kinds[0] if kinds == [_TOGETHER] else " ".join([*words, item.path.stem])
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 def pytest_collection_finish() -> None:
@@ -91,8 +111,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             )
             may_have_one = clusters < _CLUSTERS_MAX
 
-            def turn(scope: str) -> tuple[bool, bool]:
-                return _has_processes(scope) != may_have_one, scope != "computations"
+            def turn(scope: str) -> tuple[bool, bool, bool]:
+                is_other_kind = _has_processes(scope) != may_have_one
+                return is_other_kind, scope != _TOGETHER, " long " not in f" {scope}"
 
             self.workqueue.move_to_end(min(self.workqueue, key=turn), last=False)
             super()._assign_work_unit(node)

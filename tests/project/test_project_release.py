@@ -22,7 +22,7 @@ from streammeta.cli.root import cli
 from tests.kit.tools import needs, path_of
 
 # One process builds everything, twice.
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("release")]
+pytestmark = pytest.mark.timeout(1200)
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
