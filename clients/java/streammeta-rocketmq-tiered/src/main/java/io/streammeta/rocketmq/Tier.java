@@ -77,8 +77,13 @@ final class Tier implements AutoCloseable {
 
     /** Registers a process of the broker, and takes the tier over from the former one. */
     static Tier open(TierSettings settings, String clusterName, String brokerName) {
+        return open(settings, clusterName, brokerName, StreammetaClient.builder());
+    }
+
+    static Tier open(
+            TierSettings settings, String clusterName, String brokerName, StreammetaClient.Builder builder) {
         String prefix = part("brokerClusterName", clusterName) + "/" + part("brokerName", brokerName) + "/";
-        StreammetaClient.Builder builder = StreammetaClient.builder().endpoints(settings.controllers());
+        builder.endpoints(settings.controllers());
         if (settings.tls() != null) {
             builder.tls(settings.tls());
         }

@@ -1,19 +1,21 @@
 package io.streammeta.rocketmq;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.testkit.Controllers;
 import io.streammeta.testkit.Relay;
 import java.nio.ByteBuffer;
+import java.time.Duration;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.tieredstore.MessageStoreConfig;
 import org.apache.rocketmq.tieredstore.MessageStoreExecutor;
@@ -31,6 +33,7 @@ class FaultsTest {
     private static final String PATH = "broker/orders/0";
     private static final int COMMITS = 60;
     private static final int LENGTH = 500;
+    private static final int DEADLINE_SECONDS = 5;
 
     @Test
     void commitsSurviveLostAnswersAndTheLeadersDeath() throws Exception {
@@ -85,13 +88,13 @@ class FaultsTest {
 
     @Test
     void anUpdateOfASegmentWaitsForTheControllers() throws Exception {
-        try (Tier tier = open()) {
+        var builder = StreammetaClient.builder().deadline(Duration.ofSeconds(DEADLINE_SECONDS));
+        try (Tier tier = Tier.open(settings(), "cluster", "broker", builder)) {
             StreammetaMetadataStore metadata = new StreammetaMetadataStore(tier);
             FileSegmentMetadata facts = new FileSegmentMetadata(PATH, 1, FileSegmentType.COMMIT_LOG.getCode());
             CONTROLLERS.relays().forEach(Relay::cut);
             CompletableFuture<Void> update = CompletableFuture.runAsync(() -> metadata.updateFileSegment(facts));
-            Thread.sleep(31_000); // longer than the deadline of a call
-            assertFalse(update.isDone());
+            assertThrows(TimeoutException.class, () -> update.get(DEADLINE_SECONDS + 1, TimeUnit.SECONDS));
             CONTROLLERS.relays().forEach(Relay::heal);
             update.get(30, TimeUnit.SECONDS);
             assertNotNull(metadata.getFileSegment(PATH, FileSegmentType.COMMIT_LOG, 1));
@@ -99,7 +102,11 @@ class FaultsTest {
     }
 
     private static Tier open() {
-        return Tier.open(new TierSettings(CONTROLLERS.endpoints(), CONTROLLERS.bucket(), 1, null), "cluster", "broker");
+        return Tier.open(settings(), "cluster", "broker");
+    }
+
+    private static TierSettings settings() {
+        return new TierSettings(CONTROLLERS.endpoints(), CONTROLLERS.bucket(), 1, null);
     }
 
     private static int leader() {
