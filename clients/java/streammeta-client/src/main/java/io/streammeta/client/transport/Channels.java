@@ -28,8 +28,9 @@ final class Channels {
     private static final Logger LOG = LoggerFactory.getLogger(Channels.class);
     /** Answers that a controller may send are smaller. */
     private static final int MESSAGE_BYTES_MAX = 64 << 20;
-    /** Time after which a connection that is still being made is given up for a new one. */
+    /** Time after which a connection that is still being made is given up for a new one, for the first time. */
     private static final Duration CONNECT = Duration.ofSeconds(5);
+    private static final Duration CONNECT_MAX = Duration.ofSeconds(40);
     /** Interval of looks at the files of a certificate. */
     private static final Duration LOOK = Duration.ofSeconds(1);
     /** Time that calls have left on a connection when its certificate is replaced. */
@@ -37,7 +38,11 @@ final class Channels {
 
     private final TlsFiles tls;
     private final ScheduledExecutorService timer;
+    private final Duration connect;
     private final Map<String, Opened> channels = new HashMap<>();
+    /** Endpoints whose last connection was given up, with the time that the next one has. */
+    private final Map<String, Duration> late = new HashMap<>();
+
     /** A connection, made at the first call. */
     private record Opened(ManagedChannel channel, long openedAt) {}
 
@@ -48,6 +53,11 @@ final class Channels {
 
     /** Reads the files of {@code tls}, which is null for plain text. */
     Channels(TlsFiles tls, ScheduledExecutorService timer) {
+        this(tls, timer, CONNECT);
+    }
+
+    Channels(TlsFiles tls, ScheduledExecutorService timer, Duration connect) {
+        this.connect = connect;
         this.tls = tls;
         this.timer = timer;
         if (tls == null) {
@@ -82,8 +92,16 @@ final class Channels {
             return;
         }
         ConnectivityState state = opened.channel().getState(false);
-        boolean isLate = System.nanoTime() - opened.openedAt() > CONNECT.toNanos();
-        if (state == ConnectivityState.TRANSIENT_FAILURE || (state == ConnectivityState.CONNECTING && isLate)) {
+        Duration limit = late.getOrDefault(endpoint, connect);
+        boolean isLate = state == ConnectivityState.CONNECTING
+                && System.nanoTime() - opened.openedAt() > limit.toNanos();
+        if (isLate) {
+            // A process with little of the processor, or a slow network, would never connect in equal times.
+            late.put(endpoint, limit.multipliedBy(2).compareTo(CONNECT_MAX) < 0 ? limit.multipliedBy(2) : CONNECT_MAX);
+        } else if (state == ConnectivityState.READY) {
+            late.remove(endpoint);
+        }
+        if (isLate || state == ConnectivityState.TRANSIENT_FAILURE) {
             channels.remove(endpoint);
             opened.channel().shutdownNow();
         }
