@@ -2,6 +2,7 @@ package io.streammeta.automq;
 
 import io.streammeta.testkit.FaultRun;
 import io.streammeta.testkit.FaultyBroker;
+import io.streammeta.testkit.Waiting;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -35,8 +36,16 @@ class FaultRunTest {
             process.destroyForcibly().onExit().join();
         }
 
+        /** Starts it again if it ends, as a supervisor does: it ends without controllers. */
         @Override
         public void start() throws Exception {
+            Waiting.until("the node starts", () -> {
+                launch();
+                return true;
+            });
+        }
+
+        private void launch() throws IOException {
             process = new ProcessBuilder(
                             Path.of(System.getProperty("java.home"), "bin", "java").toString(),
                             "-Xmx384m",
