@@ -56,6 +56,10 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     "docs/benchmarks.md": {"./scripts/bench failover": _LONG},
     "docs/plugins/kafka.md": {
         "./scripts/java --skip-tests": _LONG,
+        "./scripts/setup": _LONG,
+        "mkdir -p /tmp/kafka": _LONG,
+        "export CLASSPATH": _LONG,
+        "export CLASSPATH (2)": _LONG,
         "./scripts/java -pl": _LONG,
     },
     "docs/broker-client.md": {
@@ -170,6 +174,11 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "streammeta controller ... --tls-ca /etc": _OPTIONS,
         "[principals]": Parsed("is a file of settings; tests/trust reads such policies"),
         "streammeta controller ... --tls-ca ...": _OPTIONS,
+    },
+    "docs/plugins/rocketmq.md": {
+        "mkdir -p /tmp/rocketmq": _LONG,
+        "jar=": _LONG,
+        "admin=": _LONG,
     },
     "docs/plugins/automq.md": {
         "./scripts/setup": _PLUG_IN,
