@@ -130,8 +130,8 @@ async def read_all(cluster: LocalCluster, ends: dict[int, int]) -> int:
 @pytest.mark.parametrize(
     ("records", "streams", "kills", "log"),
     [
-        (80_000, 40, 3, "wal"),
-        (80_000, 40, 3, "object_log"),
+        (40_000, 40, 3, "wal"),
+        (40_000, 40, 3, "object_log"),
         *(
             pytest.param(
                 *(10_000_000, 1000, 40, log),
@@ -302,7 +302,7 @@ class Machines:
 @pytest.mark.parametrize(
     ("records", "streams", "losses"),
     [
-        (80_000, 40, 3),
+        (40_000, 40, 3),
         pytest.param(*(10_000_000, 1000, 30), marks=[pytest.mark.slow, pytest.mark.timeout(2400)]),
     ],
 )

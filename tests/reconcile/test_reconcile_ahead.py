@@ -36,6 +36,7 @@ from tests.kit.built_objects import ObjectBuilder
 from tests.kit.real_cluster import prepare_object, running_cluster, streammeta
 from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, Scene, own
+from tests.reconcile.spark_when_slow import spark_when_slow
 from tests.reconcile.test_reconcile_audit import lines_of
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench
 
@@ -275,6 +276,7 @@ def left(bucket: LocalBucket, ids: Sequence[int]) -> list[int]:
     return [object_id for object_id in ids if own(object_id) in keys]
 
 
+@spark_when_slow
 def test_a_run_keeps_what_a_rolled_back_map_has_forgotten_and_says_so(
     rolled_back: FakeMap,
     bucket: LocalBucket,
@@ -306,6 +308,7 @@ def test_a_run_keeps_what_a_rolled_back_map_has_forgotten_and_says_so(
     assert done.warning in capsys.readouterr().out
 
 
+@spark_when_slow
 def test_a_plan_of_an_earlier_version_knows_no_stream_to_be_deleted(
     rolled_back: FakeMap, bucket: LocalBucket, make_plan: Callable[..., Any]
 ) -> None:

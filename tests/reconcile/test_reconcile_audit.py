@@ -24,6 +24,7 @@ from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
 from tests.reconcile.fake_controller import Scene, own
+from tests.reconcile.spark_when_slow import spark_when_slow
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench, FakeLeader
 
 
@@ -41,6 +42,7 @@ def told(lines: list[dict[str, Any]], verdict: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["delete", "quarantine", "tag"])
+@spark_when_slow
 def test_each_change_is_in_a_chain_that_verifies(
     engine: EngineName, scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
 ) -> None:

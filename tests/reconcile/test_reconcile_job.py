@@ -47,6 +47,7 @@ from tests.reconcile.fake_controller import (
     Scene,
     own,
 )
+from tests.reconcile.spark_when_slow import spark_when_slow
 from tests.storage.s3_servers import running_ministack
 
 pytestmark = pytest.mark.timeout(300)
@@ -182,6 +183,7 @@ def test_names_that_are_not_utf_8_are_foreign_and_stay(
     assert all(file.exists() for file in files)
 
 
+@spark_when_slow
 def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
     engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
     assert bucket.keys() == before
 
 
+@spark_when_slow
 def test_while_another_run_deletes_nothing_is_deleted_by_this_one(
     engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
@@ -378,6 +381,7 @@ def test_versions_that_are_not_current_are_counted_and_stay(scene: Scene, tmp_pa
         assert Verdict.OLD_VERSION not in without.classes
 
 
+@spark_when_slow
 def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     engine: EngineName, scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_store.local_files import read_tags
 from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, LocalBucket, MapObject, Scene, own
+from tests.reconcile.spark_when_slow import spark_when_slow
 from tests.reconcile.test_reconcile_deletion import Bench
 
 ORPHANS = range(100, 108)
@@ -179,6 +180,7 @@ def test_killed_quarantines_resume(is_finished: bool, bucket: LocalBucket, folde
     assert content(bucket) == before
 
 
+@spark_when_slow
 def test_what_is_tagged_stays_with_its_tags_and_a_tag_for_the_rule_of_the_bucket(
     engine: EngineName, bucket: LocalBucket, folder: Path, endpoint: str, tmp_path: Path
 ) -> None:
