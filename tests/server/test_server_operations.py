@@ -169,7 +169,7 @@ def test_controllers_under_load_log_neither_warnings_nor_errors(
     def names() -> set[str]:
         return {event["event"] for event in events()}
 
-    options = (*STEADY, "--snapshot-log-bytes", "20000")
+    options = (*STEADY, "--snapshot-log-bytes", "5000")
     with running_cluster(tmp_path, options=options) as cluster:
         leader_of(cluster)
         with writes_going_on(cluster) as writes:
