@@ -11,10 +11,10 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.streammeta.client.StreammetaClient;
 import io.streammeta.testkit.Controllers;
+import io.streammeta.testkit.Waiting;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -157,7 +157,8 @@ class RemoteLogMetadataManagerTest {
         assertEquals(List.of(kept, deleting), list(restarted, partition));
         assertEquals(Optional.of(kept), restarted.remoteLogSegmentMetadata(partition, 0, 50));
         assertEquals(Optional.of(199L), restarted.highestOffsetForEpoch(partition, 0));
-        assertTrue(restarted.isReady(partition));
+        // The reads above waited for the keys of this partition only.
+        Waiting.until("all keys are listed", () -> restarted.isReady(partition));
         for (int attempt = 0; attempt < 100 && list(other, partition).size() != 2; attempt++) {
             Thread.sleep(50);
         }
