@@ -153,7 +153,10 @@ class _System:
         before = self._stored()
         try:
             seconds = self._run_load("copy", topic, self._settings.copied)
-        except BenchmarkError:
+        except BenchmarkError as error:
+            # Any other failure is one of the load, or of the broker.
+            if "TimeoutException" not in str(error):
+                raise
             self.stalled += 1
             return
         count = self._settings.partitions * self._settings.copied
@@ -251,6 +254,9 @@ def _live_heap_mib(pid: int) -> float:
 
 
 def _outcome(systems: Sequence[_System]) -> Outcome:
+    for system in systems:
+        if not system.copies:
+            raise BenchmarkError(f"every turn of copies with {system.name} stalled")
     stalled = {system.name: {"stalled": float(system.stalled)} for system in systems}
     copies = {system.name: medians(system.copies) | stalled[system.name] for system in systems}
     restarts = {system.name: medians(system.restarts) for system in systems}
