@@ -1,8 +1,8 @@
 """Rules for all tests: selection of the slow ones, and how workers share the tests.
 
 Slow tests (long simulations, storms of faults, most seeds) run with `--slow`. A worker runs one
-file after the other. Those that start processes come first, on four workers at a time, so that a
-machine of two cores has four clusters to carry until nothing else is left: most of their time is
+file after the other. Those that start processes come first, on three workers at a time, so that a
+machine of two cores has three clusters to carry until nothing else is left: most of their time is
 waiting. Files whose tests may take long begin before others, so that none is alone at the end.
 Tests whose processes only compute, and wait for no clock, stay together. Generated examples have no
 time limit, since machines are held up, and a failure prints its replay. The user's own settings do
@@ -27,7 +27,7 @@ _TOGETHER = "computations"
 _KINDS = {"spark": _TOGETHER, "process": "processes", "s3": "processes"}
 """Kind of a worker's group by mark; the first mark that a test has decides, unless it names one."""
 
-_CLUSTERS_MAX = 4
+_CLUSTERS_MAX = 3
 
 settings.register_profile(
     "held-up machines",

@@ -97,17 +97,15 @@ def test_the_size_is_that_of_what_is_kept_and_never_too_large(seed: int) -> None
     rng, cache, reserved = random.Random(seed), block_cache.BlockCache(100), 0
     readers = [Reader() for _ in range(3)]
     for _ in range(500):
-        at, reader = key(rng.randrange(30)), rng.choice(readers)
+        at, reader, size = key(rng.randrange(30)), rng.choice(readers), rng.randint(1, 60)
         match rng.randrange(6):
             case 0 | 1:
-                size = rng.randint(1, 60)
                 cache.put(at, bytes(size), size, rng.choice([reader, None]))
             case 2:
                 cache.release_block(at, reader, keep=rng.random() < 0.5)
             case 3:
                 cache.expect(at, reader)
             case 4:
-                size = rng.randint(1, 60)
                 reserved += size if cache.reserve(size) else 0
             case 5 if rng.random() < 0.5:
                 cache.forget_object(at[0])
