@@ -145,7 +145,7 @@ class _System:
         self._broker.close()
 
     def copy(self, topic: str) -> None:
-        """Measure the copies of a new topic's segments, and what is stored about each.
+        """Measure the copies of a new topic's segments, and the metadata of each.
 
         A broker sometimes stops before the last segments of a topic. Such a turn is counted and
         not measured.
