@@ -54,7 +54,7 @@ class AwayStore(MemoryObjectStore):
 class Claiming(World):
     """A leader with a gate before its object ids, and the task that keeps it."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_ms: int = INTERVAL_MS) -> None:
         self.gate = ObjectIdGate()
         super().__init__(self.gate, is_leased=True)
         self.controller.lease.renew(self.clock.monotonic_ms())  # as a follower, before it led
@@ -67,7 +67,7 @@ class Claiming(World):
             cluster_id="here",
             node_id=1,
             namespace=NAMESPACE,
-            interval_ms=INTERVAL_MS,
+            interval_ms=interval_ms,
         )
 
     async def issue(self, request_id: str, count: int = 1) -> int:

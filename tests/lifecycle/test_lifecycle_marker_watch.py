@@ -15,6 +15,7 @@ from streammeta.storage.object_store.protocol.base import ObjectInfo
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.waiting import ManualClock
 from tests.lifecycle.lifecycle_world import NAMESPACE, A, Cluster, running
+from tests.lifecycle.test_lifecycle_bucket_claim import Claiming
 
 INTERVAL_MS = 5
 OWN, OTHER = "own-uuid", "other-uuid"
@@ -232,6 +233,17 @@ async def test_a_controller_that_does_not_know_its_cluster_yet_does_not_look(
         assert not lists
         watching.claim = Claim(OWN, 5)
         await _until(lambda: bool(lists))
+
+
+async def test_rare_expiry_and_deletion_do_not_make_checks_of_the_bucket_rare() -> None:
+    """The configured interval is theirs. A lease and the claims need checks within their time."""
+    world = await Claiming(interval_ms=3_600_000).start()
+    async with running(world.claims.run()):
+        await world.issue("a")
+        world.clock.advance(RECHECK_MS)
+        await _until(lambda: world.controller.lease.left_ms == bucket_marker.LEASE_MS)
+        claimed = bucket_marker.read_claimed(world.bucket, NAMESPACE)
+        await _until(lambda: bucket_marker.read_claimed(world.bucket, NAMESPACE) > claimed)
 
 
 async def test_a_heartbeat_is_heard_and_not_confirmed_without_a_lease() -> None:

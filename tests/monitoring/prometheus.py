@@ -32,7 +32,7 @@ HOLDS = "10s"
 """Time that an alert's condition has to hold, instead of the minutes of the rules."""
 
 WINDOW = "[30s]"
-"""Range of the rates in the rules, instead of 5 minutes, which outlive the test that caused them."""
+"""Range of the rates in the rules, instead of 5 minutes, which would outlive the tests."""
 
 
 @dataclass

@@ -110,6 +110,11 @@ changes that restored metadata can miss without being detected as older than the
 metadata would issue ids again, and would let committed uploads expire and be deleted."""
 
 
+CHECK_INTERVAL_MS_MAX = 1_000
+"""Longest wait in milliseconds until due checks and claims begin, whatever the configured interval
+of expiry and deletion is: a lease and a claim both need them within seconds."""
+
+
 @dataclass(slots=True, eq=False)
 class _Term:
     """State of the bucket as the leader knows it in one term."""
@@ -149,7 +154,7 @@ class BucketClaims(LeaderTask[_Term]):
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._namespace = namespace
-        self._interval_ms = interval_ms
+        self._interval_ms = min(interval_ms, CHECK_INTERVAL_MS_MAX)
         self._watch = MarkerWatch(
             store,
             controller.lease,
@@ -157,7 +162,7 @@ class BucketClaims(LeaderTask[_Term]):
             clock.wall_ms,
             cluster_id=cluster_id,
             namespace=namespace,
-            interval_ms=interval_ms,
+            interval_ms=self._interval_ms,
             on_refusal=gate.wanted.set,
         )
 
