@@ -21,6 +21,7 @@ from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.attack.hostile import Target, ended, unread
+from tests.kit.grpc_servers import listening
 from tests.kit.waiting import until
 from tests.server.rpc_server import NODE, Rpcs, serving
 from tests.trust.trusted_server import CLUSTER, PLAIN_TEXT
@@ -213,16 +214,14 @@ async def test_a_connection_whose_answers_are_not_read_ends_at_its_age(
 
     server = new_server(connection_age_ms=_AGE_MS)
     server.add_generic_rpc_handlers([_OneMethod(entrance.wrap(_GET, listed))])
-    port = server.listen("127.0.0.1:0")
-    await server.start()
-    try:
-        async with unread(Target(f"127.0.0.1:{port}"), f"/{_GET}", 1) as reader:
-            await until(lambda: answers.total > _MIB, "an answer that is not read")
-            while await reader.read(1 << 16):
-                pass
-            await until(lambda: answers.total == 0, "its memory")
-    finally:
-        await server.stop(None)
+    async with (
+        listening(server) as endpoint,
+        unread(Target(endpoint), f"/{_GET}", 1) as reader,
+    ):
+        await until(lambda: answers.total > _MIB, "an answer that is not read")
+        while await reader.read(1 << 16):
+            pass
+        await until(lambda: answers.total == 0, "its memory")
 
 
 class _OneMethod(grpc.GenericRpcHandler):

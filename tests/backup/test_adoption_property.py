@@ -26,8 +26,7 @@ from streammeta.controller.runtime.persistence.metadata_checkpoint import read_m
 from streammeta.storage.adoption.model import Candidate, Why
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 from tests.backup.adoption_world import NODES, NOW_MS, World
-from tests.backup.test_restore import NOW_MS as RESTORED_MS
-from tests.backup.test_restore import planned
+from tests.kit.restore_plans import CREATED_MS, planned
 from tests.kit.seeds import seeds
 
 _SEEDS = seeds(5, slow=10, variable="STREAMMETA_DISASTER_SEEDS")
@@ -155,7 +154,7 @@ def run_history(
     check(world, cluster_metadata, gaps)
     write(cluster_metadata, r.FinishRestore())
     before = set(world.bucket)
-    node = NodeIdentity(NODES[0].node_id, RESTORED_MS + 1)
+    node = NodeIdentity(NODES[0].node_id, CREATED_MS + 1)
     write(cluster_metadata, r.RegisterNode(node=node))
     new = write(
         cluster_metadata, r.PrepareObjects(request_id="n", node=node, count=9, ttl_ms=10_000)

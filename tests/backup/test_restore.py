@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -29,34 +28,10 @@ from streammeta.controller.metadata.tables.values import (
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.storage import json_files
-from tests.backup.backup_world import FOLDER, START_MS, Backup, random_log
+from tests.backup.backup_world import Backup, random_log
+from tests.kit.restore_plans import CREATED_MS, planned
 from tests.kit.seeds import seeds
 from tests.metadata.rich_history import plain
-
-NOW_MS = START_MS + 10**9
-
-
-def planned(replayed: Replayed, claimed_below: int = 0) -> RestorePlan:
-    cluster_metadata = replayed.cluster_metadata
-    view = cluster_metadata.freeze()
-    plan = RestorePlan(
-        from_cluster_id=FOLDER.cluster_id,
-        from_cluster_uuid=FOLDER.cluster_uuid,
-        from_end_offset=replayed.position.end_offset,
-        committed_by_ms=replayed.last_ms,
-        cluster_id="after",
-        cluster_uuid=str(uuid.UUID(int=7)),
-        namespace="_streammeta_test",
-        voters="1@127.0.0.1:9091",
-        end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
-        epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jump_object_id(cluster_metadata.next_object_id, claimed_below),
-        undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
-        generation=2,
-        created_ms=NOW_MS,
-        state_hash="",
-    )
-    return replace(plan, state_hash=restoring.state_hash(view, plan))
 
 
 def restored(replayed: Replayed, plan: RestorePlan) -> ClusterMetadata:
@@ -94,7 +69,7 @@ def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None
     after = restored(replayed, plan)
     assert plan.end_offset > backup.log.ends[-1]
     assert plan.epoch > backup.log.batches[-1].epoch
-    node = NodeIdentity(70_000, NOW_MS + 1)
+    node = NodeIdentity(70_000, CREATED_MS + 1)
     offset = plan.end_offset
     for request in (
         r.RegisterNode(node=node),
@@ -103,7 +78,7 @@ def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None
         r.CreateStreams(request_id="new", node=node, streams=(r.NewStream(),)),
         r.GetNextNodeId(request_id="new"),
     ):
-        decision = after.decide(request, NOW_MS, offset)
+        decision = after.decide(request, CREATED_MS, offset)
         after.apply(offset, decision.records)
         offset += 1
         match decision.answer:
@@ -141,7 +116,7 @@ def test_all_else_is_as_it_was(seed: int) -> None:
     }
     assert set(after) - set(before) == {"recovery"}
     assert after["feature_level"]["level"] == [max(2, *before["feature_level"]["level"])]
-    assert after["counters"]["deletions_held_until_ms"] == [NOW_MS + restoring.HOLD_MS]
+    assert after["counters"]["deletions_held_until_ms"] == [CREATED_MS + restoring.HOLD_MS]
     assert before["kvs"] == after["kvs"]
 
 
@@ -151,12 +126,12 @@ def test_every_process_of_before_is_fenced(seed: int) -> None:
     after = restored(replayed, planned(replayed))
     nodes = replayed.cluster_metadata.nodes()
     assert nodes
-    finish = after.decide(r.FinishRestore(), NOW_MS, after.applied_end_offset)
+    finish = after.decide(r.FinishRestore(), CREATED_MS, after.applied_end_offset)
     after.apply(after.applied_end_offset, finish.records)
     for node in nodes:
         identity = NodeIdentity(node.node_id, node.node_epoch)
         request = r.PrepareObjects(request_id="old", node=identity, count=1, ttl_ms=1_000)
-        answer: Any = after.decide(request, NOW_MS, 2**40).answer
+        answer: Any = after.decide(request, CREATED_MS, 2**40).answer
         assert answer.error is not ErrorCode.NONE
         assert node.departed or answer.error is ErrorCode.NODE_EPOCH_EXPIRED
 
@@ -164,24 +139,24 @@ def test_every_process_of_before_is_fenced(seed: int) -> None:
 def test_processes_whose_clocks_were_ahead_are_fenced_too() -> None:
     _, replayed = at_random(1)
     cluster_metadata = replayed.cluster_metadata
-    fast = NodeIdentity(60_001, NOW_MS + 10**9)
+    fast = NodeIdentity(60_001, CREATED_MS + 10**9)
     offset = cluster_metadata.applied_end_offset
-    decision = cluster_metadata.decide(r.RegisterNode(node=fast), NOW_MS, offset)
+    decision = cluster_metadata.decide(r.RegisterNode(node=fast), CREATED_MS, offset)
     cluster_metadata.apply(offset, decision.records)
     nodes = restored(replayed, planned(replayed)).freeze().sections()["nodes"]
     epochs = dict(zip(map(int, nodes["node_id"]), map(int, nodes["node_epoch"]), strict=True))
     assert epochs.pop(fast.node_id) == fast.node_epoch + 1
-    assert set(epochs.values()) == {NOW_MS}
+    assert set(epochs.values()) == {CREATED_MS}
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 86_400_000])
 def test_a_clock_that_is_behind_the_backup_does_not_shorten_the_hold(ahead_ms: int) -> None:
     _, replayed = at_random(1)
-    plan = replace(planned(replayed), committed_by_ms=NOW_MS + ahead_ms, state_hash="")
+    plan = replace(planned(replayed), committed_by_ms=CREATED_MS + ahead_ms, state_hash="")
     view = replayed.cluster_metadata.freeze()
     plan = replace(plan, state_hash=restoring.state_hash(view, plan))
     counters = restored(replayed, plan).freeze().sections()["counters"]
-    assert int(counters["deletions_held_until_ms"][0]) == NOW_MS + ahead_ms + restoring.HOLD_MS
+    assert int(counters["deletions_held_until_ms"][0]) == CREATED_MS + ahead_ms + restoring.HOLD_MS
     assert int(counters["deletions_held_since_ms"][0]) == 0
 
 
@@ -190,15 +165,15 @@ def test_a_restored_map_waits_for_adoption_with_all_that_brokers_change() -> Non
     plan = planned(replayed)
     after = restored(replayed, plan)
     assert after.undecided == (plan.undecided_from, plan.next_object_id)
-    node = NodeIdentity(70_000, NOW_MS + 1)
+    node = NodeIdentity(70_000, CREATED_MS + 1)
     prepare = r.PrepareObjects(request_id="new", node=node, count=1, ttl_ms=1_000)
     for request in (r.RegisterNode(node=node), r.FinishRestore()):
         with pytest.raises(RecoveringError):
-            after.decide(prepare, NOW_MS, after.applied_end_offset)
-        decision = after.decide(request, NOW_MS, after.applied_end_offset)
+            after.decide(prepare, CREATED_MS, after.applied_end_offset)
+        decision = after.decide(request, CREATED_MS, after.applied_end_offset)
         after.apply(after.applied_end_offset, decision.records)
     assert after.undecided is None
-    answer: Any = after.decide(prepare, NOW_MS, after.applied_end_offset).answer
+    answer: Any = after.decide(prepare, CREATED_MS, after.applied_end_offset).answer
     assert answer.first_object_id == plan.next_object_id
 
 

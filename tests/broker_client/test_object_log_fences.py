@@ -75,6 +75,21 @@ async def appended(log: ObjectLog, first: int, end: int) -> None:
         await asyncio.shield(log.append(*encoded(record_at(number))))
 
 
+async def first_slots_are_deleted(slots: LateSlots) -> None:
+    await until(lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots")
+
+
+@asynccontextmanager
+async def settled(slots: LateSlots) -> AsyncIterator[None]:
+    """Keep a log open with records 70 to 80, of whose slots the first are deleted."""
+    async with opened(slots.store) as log:
+        await appended(log, 0, 80)
+        log.trim(70)
+        await appended(log, 80, 81)
+        await first_slots_are_deleted(slots)
+        yield
+
+
 async def sealed_records(slots: SlotStore, epoch: int = 1) -> list[int]:
     return sequences_of(await read_sealed(slots, epoch))
 
@@ -87,9 +102,7 @@ async def test_an_epoch_is_refused_after_its_first_slots_were_deleted(slots: Lat
         await appended(log, 0, 150)
         log.trim(140)
         await appended(log, 150, 151)
-        await until(
-            lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots"
-        )
+        await first_slots_are_deleted(slots)
         before = slots.store.objects()
         with pytest.raises(WrongLogError, match="epoch"):
             await ObjectLog.open(slots.store, LogIdentity(NAMESPACE, NODE, 1), ONE_A_SLOT)
@@ -399,26 +412,14 @@ async def test_a_seal_counts_when_a_listing_shows_it(slots: LateSlots) -> None:
 
 async def test_a_hole_in_an_old_listing_is_looked_at_again(slots: LateSlots) -> None:
     """The slots of the hole are settled; the listing leaves out the slot that says so."""
-    async with opened(slots.store) as log:
-        await appended(log, 0, 80)
-        log.trim(70)
-        await appended(log, 80, 81)
-        await until(
-            lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots"
-        )
+    async with settled(slots):
         slots.hidden = {name_of().slot_key(81): 3}
         assert await sealed_records(slots) == list(range(70, 81))
 
 
 async def test_a_seal_in_the_place_of_a_deleted_slot_ends_no_reading(slots: LateSlots) -> None:
     """Its process went on for long after the listing that showed the place of the seal."""
-    async with opened(slots.store) as log:
-        await appended(log, 0, 80)
-        log.trim(70)
-        await appended(log, 80, 81)
-        await until(
-            lambda: name_of().slot_key(64) not in slots.store.objects(), "deletion of slots"
-        )
+    async with settled(slots):
         early = reading.SealedLog(name_of(), 1, 5)
         with pytest.raises(StoreUnavailableError, match="late"):
             _ = [some async for some in reading.read_log(slots, early)]

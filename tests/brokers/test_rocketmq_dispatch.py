@@ -25,6 +25,7 @@ from tests.brokers.rocketmq_messages import MOST_READS, Local, stored
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld, open_index
 from tests.kit.memory_stores import MemorySegment
 from tests.kit.seeds import seeds
+from tests.kit.waiting import counted_turns
 
 
 async def a_dispatcher(
@@ -144,19 +145,10 @@ async def test_whatever_the_local_store_returns_offsets_stay_right(seed: int) ->
 async def test_other_tasks_run_while_a_large_group_is_moved() -> None:
     local = Local(4096)
     dispatcher = await a_dispatcher(local)
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(count())
-    await dispatcher.dispatch(force=True)
-    other.cancel()
+    with counted_turns() as turns:
+        await dispatcher.dispatch(force=True)
     assert dispatcher.file.commit_offset == 4096
-    assert turns >= 4096 // 256
+    assert len(turns) >= 4096 // 256
 
 
 async def test_dispatches_at_the_same_time_move_each_message_once() -> None:

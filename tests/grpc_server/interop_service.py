@@ -16,6 +16,7 @@ import pytest
 from grpc_tools import protoc
 
 from streammeta.controller.grpc_server.server import Server
+from tests.kit.grpc_servers import listening
 
 ROOT = Path(__file__).parents[2]
 _ECHOED_FIRST, _ECHOED_LAST = "x-grpc-test-echo-initial", "x-grpc-test-echo-trailing-bin"
@@ -47,12 +48,8 @@ async def interop_server(generated: Path) -> AsyncIterator[str]:
     server = Server()
     servicer = type("Servicer", (InteropService, services.TestServiceServicer), {})
     services.add_TestServiceServicer_to_server(servicer(messages), server)
-    endpoint = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with listening(server) as endpoint:
         yield endpoint
-    finally:
-        await server.stop(None)
 
 
 def _stubs(generated: Path) -> tuple[ModuleType, ModuleType]:

@@ -23,6 +23,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from tests.grpc_server.test_grpc_calls import Raw, Service, failure, opened, serving, unary
 from tests.grpc_server.turn_meter import GREETING, Client, echoed, new_server
+from tests.kit.grpc_servers import started
 from tests.kit.waiting import until
 
 _STATUS = b"grpc-status"
@@ -104,10 +105,8 @@ class Handlers:
 
 @asynccontextmanager
 async def handling(limits: Limits = DEFAULT) -> AsyncIterator[tuple[Server, Handlers, str]]:
-    server, handlers = Server(limits), Handlers()
-    server.add_generic_rpc_handlers([handlers.handler()])
-    endpoint = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
-    await server.start()
+    handlers = Handlers()
+    server, endpoint = await started(handlers.handler(), limits=limits)
     try:
         yield server, handlers, endpoint
     finally:

@@ -21,8 +21,8 @@ from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import metadata_pb2, metadata_pb2_grpc, objects_pb2, objects_pb2_grpc
 from tests.grpc_server.turn_meter import GREETING, Client, echoed, new_server, settings
-from tests.kit.grpc_servers import unimplemented
-from tests.kit.waiting import until
+from tests.kit.grpc_servers import listening, started, unimplemented
+from tests.kit.waiting import counted_turns, until
 
 _MIB = 1 << 20
 
@@ -89,10 +89,8 @@ class Service:
 
 @asynccontextmanager
 async def serving(limits: Limits = DEFAULT) -> AsyncIterator[tuple[Server, Service, str]]:
-    server, service = Server(limits), Service()
-    server.add_generic_rpc_handlers([service.handler()])
-    endpoint = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
-    await server.start()
+    service = Service()
+    server, endpoint = await started(service.handler(), limits=limits)
     try:
         yield server, service, endpoint
     finally:
@@ -325,19 +323,10 @@ async def test_a_flood_of_frames_leaves_turns_to_others() -> None:
     frames = PINGS[0]
     async with serving() as (server, _, endpoint), Raw.to(endpoint) as raw:
         raw.say(frame(Kind.PING, 0, 0, bytes(8)) * frames)
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.ensure_future(count())
-        for _ in range(frames):
-            await raw.until(Kind.PING)
-        counting.cancel()
-        assert turns >= frames / server.limits.work_a_turn
+        with counted_turns() as turns:
+            for _ in range(frames):
+                await raw.until(Kind.PING)
+        assert len(turns) >= frames / server.limits.work_a_turn
 
 
 _DECLARED = [
@@ -353,11 +342,8 @@ async def generated_services() -> AsyncIterator[grpc.aio.Channel]:
     servicer = unimplemented(metadata_pb2_grpc, objects_pb2_grpc)()
     metadata_pb2_grpc.add_MetadataServiceServicer_to_server(servicer, server)
     objects_pb2_grpc.add_ObjectServiceServicer_to_server(servicer, server)
-    endpoint = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
-    await server.start()
-    async with client_channel(endpoint) as channel:
+    async with listening(server) as endpoint, client_channel(endpoint) as channel:
         yield channel
-    await server.stop(None)
 
 
 @pytest.mark.parametrize("method", _DECLARED, ids=lambda method: method.name)

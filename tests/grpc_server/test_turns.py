@@ -188,20 +188,25 @@ async def test_no_payload_takes_more_work_of_a_turn_than_its_bound(
         await quiet(meter)
 
 
+async def speak_together(meter: Meter, name: str) -> None:
+    """Let twelve connections say the same in one turn, and wait until all are settled."""
+    server = new_server()
+    clients = [Client(server) for _ in range(12)]
+    await turns(3)
+    meter.restart()
+    for client in clients:
+        client.say(PREFACE, settings(), _PAYLOADS[name].data[:24_000])
+    for client in clients:
+        await client.settled()
+
+
 @pytest.mark.parametrize("name", ["calls", "references", "skipped-entries", "pings"])
 async def test_connections_share_the_work_of_a_turn(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them speak in the same turn, and none has said who it is."""
     async with metered(monkeypatch) as meter:
-        server = new_server()
-        clients = [Client(server) for _ in range(12)]
-        await turns(3)
-        meter.restart()
-        for client in clients:
-            client.say(PREFACE, settings(), _PAYLOADS[name].data[:24_000])
-        for client in clients:
-            await client.settled()
+        await speak_together(meter, name)
         await quiet(meter)
         assert 0 < meter.most <= _BOUND, meter.worst
 
@@ -209,14 +214,7 @@ async def test_connections_share_the_work_of_a_turn(
 async def test_turns_after_a_long_one_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 1,900 references take more than a turn has; the quorum needs several turns."""
     async with metered(monkeypatch) as meter:
-        server = new_server()
-        clients = [Client(server) for _ in range(12)]
-        await turns(3)
-        meter.restart()
-        for client in clients:
-            client.say(PREFACE, settings(), _PAYLOADS["references"].data[:24_000])
-        for client in clients:
-            await client.settled()
+        await speak_together(meter, "references")
         for first in range(0, len(meter.turns), 3):
             of_some = meter.turns[first : first + 12]
             assert sum(of_some) <= 12 * DEFAULT.work_a_turn + _BLOCK_MAX

@@ -14,6 +14,7 @@ from streammeta.controller.grpc_server.limits import ANSWER_BYTES_MAX, DEFAULT, 
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.failures import details_trailer
 from streammeta.tls.files import TlsFiles
+from streammeta.tls.server_certificates import ServerCertificates
 
 ANY_PORT = "127.0.0.1:0"
 
@@ -30,13 +31,25 @@ async def started(
 
 
 @asynccontextmanager
-async def served(*handlers: grpc.GenericRpcHandler, limits: Limits = DEFAULT) -> AsyncIterator[str]:
-    """Serve until the block ends; gives the endpoint."""
-    server, endpoint = await started(*handlers, limits=limits)
+async def listening(
+    server: Server, tls: TlsFiles | ServerCertificates | None = None, at: str = ANY_PORT
+) -> AsyncIterator[str]:
+    """Let a server that has its services serve until the block ends; gives the endpoint."""
+    port = server.listen(at, tls)
+    await server.start()
     try:
-        yield endpoint
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def served(*handlers: grpc.GenericRpcHandler, limits: Limits = DEFAULT) -> AsyncIterator[str]:
+    """Serve until the block ends; gives the endpoint."""
+    server = Server(limits)
+    server.add_generic_rpc_handlers(handlers)
+    async with listening(server) as endpoint:
+        yield endpoint
 
 
 def unimplemented(*modules: ModuleType) -> Any:

@@ -276,6 +276,11 @@ class MemoryCluster:
         await until(lambda: bool(leaders()), "a leader")
         return leaders()[0]
 
+    async def follower(self) -> int:
+        """Return the id of a node that does not lead."""
+        leader = await self.leader()
+        return next(node_id for node_id in self.nodes if node_id != leader)
+
     async def write(self, request: Any) -> Answered:
         """Write through whatever node leads, repeating until it is done."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S

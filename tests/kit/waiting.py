@@ -1,9 +1,10 @@
 """Waiting for a condition at most a minute, and clocks: one that tests move, and a skewed one."""
 
 import asyncio
+import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from streammeta.controller.runtime.clock import SystemClock
 
@@ -34,6 +35,23 @@ async def until(
             return
         assert time.monotonic() < deadline, f"not within {patience_s:.0f} s: {what}"
         await asyncio.sleep(0.002)
+
+
+@contextlib.contextmanager
+def counted_turns() -> Iterator[list[None]]:
+    """Give a list that grows with each turn of the event loop until the block ends."""
+    turns: list[None] = []
+
+    async def count() -> None:
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    try:
+        yield turns
+    finally:
+        counting.cancel()
 
 
 class ManualClock:

@@ -1,10 +1,8 @@
 """Uncommitted objects ahead of the map keep their bytes; all others are deleted as before."""
 
 import asyncio
-import contextlib
-import random
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,11 +21,10 @@ from streammeta.storage.object_format.index_block import FOOTER_SIZE, IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.built_objects import ObjectBuilder
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World
+from tests.lifecycle.test_lifecycle_deletion import deleting, new_deletion
 
 MARKED = {ObjectState.MARK_DESTROYED}
-DELAY_MS = 1_000
-INTERVAL_MS = 20
 LOOK_MS = int(RETRY_PAUSES_MS.longest)
 
 
@@ -76,24 +73,6 @@ async def once_committed(world: World, count: int) -> list[int]:
     return ids
 
 
-@contextlib.asynccontextmanager
-async def deleting(world: World, **options: object) -> AsyncIterator[Deletion]:
-    settings = {"may_delete": lambda: True, **options}
-    deletion = Deletion(
-        world.controller,
-        world.store,
-        NAMESPACE,
-        world.clock,
-        delay_ms=DELAY_MS,
-        interval_ms=INTERVAL_MS,
-        objects_per_s=1e6,
-        rng=random.Random(1),
-        **settings,  # type: ignore[arg-type]
-    )
-    async with running(deletion.run()):
-        yield deletion
-
-
 async def is_seen_ahead(world: World, deletion: Deletion, count: int = 1) -> None:
     await world.until(lambda: deletion.describe().ahead == count, "it to be ahead", tick_ms=100)
 
@@ -115,7 +94,7 @@ async def test_an_object_ahead_of_the_map_stays_until_its_stream_has_passed_it(
     await world.commit({stream: (0, 5)})
     (ahead,) = await expired(world, stream_data((stream, 5, 10)))
     with capture_logs() as logs:
-        async with deleting(world) as deletion:
+        async with deleting(new_deletion(world)) as deletion:
             await is_seen_ahead(world, deletion)
             await stays(world, [ahead])
             status = deletion.describe()
@@ -150,7 +129,7 @@ async def test_any_stream_that_is_not_passed_keeps_an_object(world: World) -> No
     first, second, third = await world.open_streams(3)
     ranges = [(first, 0, 5), (second, 0, 5), (second, 5, 10), (third, 0, 5)]
     ids = await expired(world, stream_data(*ranges))
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await is_seen_ahead(world, deletion)
         await world.commit({first: (0, 5), second: (0, 5), third: (0, 5)})
         await stays(world, ids)
@@ -161,7 +140,7 @@ async def test_any_stream_that_is_not_passed_keeps_an_object(world: World) -> No
 async def test_a_deleted_stream_and_one_trimmed_beyond_keep_no_object(world: World) -> None:
     deleted, trimmed = await world.open_streams(2)
     ids = await expired(world, stream_data((deleted, 0, 5)), stream_data((trimmed, 0, 10)))
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await is_seen_ahead(world, deletion, 2)
         trim = requests.StreamToTrim(trimmed, 0, 10, appended_end_offset=10)
         await world.write(requests.TrimStreams(node=BROKER, streams=(trim,)))
@@ -174,7 +153,7 @@ async def test_a_deleted_stream_and_one_trimmed_beyond_keep_no_object(world: Wor
 
 async def test_a_stream_created_after_the_copy_keeps_its_objects(world: World) -> None:
     ids = await expired(world, stream_data((0, 0, 5)))
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await is_seen_ahead(world, deletion)
         assert await world.open_streams(1) == [0]
         await stays(world, ids)
@@ -187,7 +166,7 @@ async def test_composites_and_long_indexes_are_looked_at_as_well(world: World) -
     link = LinkedObject(7, 0, (IndexEntry(stream, 0, 10, 1, 0, 53),))
     (composite,) = await expired(world, encode_composite([link]))
     (large,) = await expired(world, stream_data(*((stream, n, n + 1) for n in range(400))))
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await is_seen_ahead(world, deletion, 2)
         await stays(world, [composite, large])
         await world.commit({stream: (0, 10)})
@@ -212,7 +191,7 @@ async def test_a_failed_look_is_not_a_good_look(
     (stream,) = await world.open_streams(1)
     ids = await expired(world, stream_data((stream, 0, 10)))
     world.store.fail_next(call, error, times=5)
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         for _ in range(40):
             world.clock.advance(LOOK_MS // 4)
             await asyncio.sleep(0.005)
@@ -233,7 +212,7 @@ async def test_a_part_of_the_bytes_is_not_a_good_look(
         return whole(key, start, end)[:-10]
 
     monkeypatch.setattr(world.store, "get_range", get_part)
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await world.until(lambda: deletion.describe().stuck == 1, "it to be stuck", tick_ms=LOOK_MS)
         assert "bytes" in deletion.describe().sample[0][1]
         assert world.store.requests == []
@@ -245,7 +224,7 @@ async def test_a_part_of_the_bytes_is_not_a_good_look(
 async def test_an_object_that_is_ahead_stays_so_while_the_bucket_fails(world: World) -> None:
     (stream,) = await world.open_streams(1)
     ids = await expired(world, stream_data((stream, 0, 10)))
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await is_seen_ahead(world, deletion)
         world.store.fail_next("head", errors.StoreUnavailableError("down"), times=3)
         await stays(world, ids)
@@ -266,7 +245,7 @@ async def test_bytes_that_are_no_object_are_deleted_and_a_damaged_object_is_not(
     bodies = (b"", b"x", data[: len(data) // 2], data[:-1], b"named object " * 1_000, None)
     ids = await expired(world, *bodies)
     (kept,) = await expired(world, damaged)
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await world.removal(ids, tick_ms=100)
         await world.until(lambda: deletion.describe().stuck == 1, "it to be stuck", tick_ms=LOOK_MS)
         assert "index" in deletion.describe().sample[0][1]
@@ -281,7 +260,7 @@ async def test_an_index_beyond_the_bound_is_not_read_and_its_object_stays(
     builder = ObjectBuilder(64)
     builder.write([RecordBatch(stream, 0, offset, 1, bytes(64)) for offset in range(400)])
     (kept,) = await expired(world, builder.finish().data)
-    async with deleting(world) as deletion:
+    async with deleting(new_deletion(world)) as deletion:
         await world.until(lambda: deletion.describe().refused == 1, "a refusal", tick_ms=100)
         assert "at most 12000 bytes" in str(deletion._retries.some(1))
     assert world.states([kept]) == MARKED
@@ -306,7 +285,7 @@ async def test_committed_objects_are_deleted_unseen_while_looks_at_others_hang(
         return head(key)
 
     monkeypatch.setattr(world.store, "head", wait)
-    async with deleting(world):
+    async with deleting(new_deletion(world)):
         await world.removal(committed)
         assert not {key_of(object_id) for object_id in committed}.intersection(looked)
         assert len(looked) <= READERS
@@ -320,7 +299,7 @@ async def test_unused_ids_cost_one_request_each_and_hold_up_nothing(world: World
     unused = await expired(world, *[None] * 10_000)
     committed = await once_committed(world, 100)
     heads, reads = (world.store.metrics().of(call).calls for call in ("head", "get_range"))
-    async with deleting(world):
+    async with deleting(new_deletion(world)):
         await world.removal(committed, tick_ms=50)
         await world.removal(unused, tick_ms=50)
     metrics = world.store.metrics()
@@ -342,7 +321,7 @@ async def test_what_is_lost_during_a_look_ends_the_deletion(
 
     monkeypatch.setattr(world.store, "head", wait)
     may_delete = True
-    async with deleting(world, may_delete=lambda: may_delete) as deletion:
+    async with deleting(new_deletion(world, may_delete=lambda: may_delete)) as deletion:
         await world.until(looking.is_set, "a look", tick_ms=100)
         if loss == "leadership":
             world.log.lose_leadership(truncate=False)

@@ -7,7 +7,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from streammeta.controller.lifecycle import deletion_order
-from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.deletion_order import INHERITED_KEPT_MS, InheritedIds
 from streammeta.controller.lifecycle.sweeps import DOUBTED_MS, Expiry
 from streammeta.controller.metadata.api import requests
@@ -21,23 +20,11 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.steady_time import REPORTED_JUMP_MS
 from tests.kit.waiting import ManualClock
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
-from tests.lifecycle.test_lifecycle_ahead import deleting, key_of, stream_data
+from tests.lifecycle.test_lifecycle_ahead import key_of, stream_data
+from tests.lifecycle.test_lifecycle_deletion import DELAY_MS, deleting, new_deletion
 
 DAY_MS = 24 * 3_600_000
 PREPARED, MARKED = {ObjectState.PREPARED}, {ObjectState.MARK_DESTROYED}
-DELAY_MS = 1_000
-
-
-def new_deletion(world: World) -> Deletion:
-    return Deletion(
-        world.controller,
-        world.store,
-        NAMESPACE,
-        world.clock,
-        delay_ms=DELAY_MS,
-        interval_ms=20,
-        may_delete=lambda: True,
-    )
 
 
 def change_leader(world: World, clock_moves_ms: int) -> Expiry:
@@ -271,7 +258,7 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
     gone = await prepare(world, None, stream_data((stream, 0, 5)))
     world.succeed()
     with capture_logs() as logs:
-        async with deleting(world) as deletion:
+        async with deleting(new_deletion(world)) as deletion:
             restarted_ms = world.clock.monotonic_ms()
             world.log.lead()
             await expire(world, kept + gone)
@@ -297,7 +284,7 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
 
 async def test_what_a_process_prepared_itself_is_deleted_without_delay(world: World) -> None:
     world.succeed()
-    async with deleting(world):
+    async with deleting(new_deletion(world)):
         world.log.lead()
         ids = await prepare(world, b"x")
         world.controller.on_leadership_lost()
@@ -310,7 +297,7 @@ async def test_what_was_marked_before_a_restart_can_not_have_been_committed(worl
     ids = await prepare(world, b"x")
     await expire(world, ids)
     world.succeed()
-    async with deleting(world):
+    async with deleting(new_deletion(world)):
         world.log.lead()
         await world.removal(ids, tick_ms=100)
 
@@ -319,7 +306,7 @@ async def test_a_commit_of_an_inherited_id_is_an_object_like_any_other(world: Wo
     (stream,) = await world.open_streams(1)
     (object_id,) = await prepare(world, b"named")
     world.succeed()
-    async with deleting(world):
+    async with deleting(new_deletion(world)):
         world.log.lead()
         named = requests.NamedObjectToCommit(
             object_id=object_id, name="n", object_size=5, owner_stream_id=stream

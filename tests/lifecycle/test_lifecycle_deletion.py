@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -33,7 +33,12 @@ DELAY_MS = 1_000
 INTERVAL_MS = 20
 
 
-def new_deletion(world: World, rate: float = 1e6, seed: int = 1) -> Deletion:
+def new_deletion(
+    world: World,
+    rate: float = 1e6,
+    seed: int = 1,
+    may_delete: Callable[[], bool] = lambda: True,
+) -> Deletion:
     return Deletion(
         world.controller,
         world.store,
@@ -41,7 +46,7 @@ def new_deletion(world: World, rate: float = 1e6, seed: int = 1) -> Deletion:
         world.clock,
         delay_ms=DELAY_MS,
         interval_ms=INTERVAL_MS,
-        may_delete=lambda: True,
+        may_delete=may_delete,
         objects_per_s=rate,
         rng=random.Random(seed),
     )
@@ -258,16 +263,7 @@ async def test_a_throttled_key_is_no_refused_one_and_a_refused_one_beside_it_is(
 async def test_nothing_is_deleted_while_the_bucket_may_be_another_s(world: World) -> None:
     ids = await world.destroyed_objects(5)
     may_delete = False
-    deletion = Deletion(
-        world.controller,
-        world.store,
-        NAMESPACE,
-        world.clock,
-        delay_ms=DELAY_MS,
-        interval_ms=INTERVAL_MS,
-        may_delete=lambda: may_delete,
-    )
-    async with deleting(deletion):
+    async with deleting(new_deletion(world, may_delete=lambda: may_delete)):
         for _ in range(20):
             world.clock.advance(DELAY_MS)
             await asyncio.sleep(INTERVAL_MS / 1_000)

@@ -17,13 +17,14 @@ import pytest
 from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import tls_words
 from streammeta.reconcile.run_reporter import report_run
-from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE, Run, decode
+from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE, decode
 from streammeta.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, put
 from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get
 from tests.monitoring.planes import Planed, Planes, running
+from tests.reconcile.test_reconcile_telling import RUN
 
 pytestmark = pytest.mark.process
 
@@ -118,19 +119,6 @@ def test_a_port_in_plain_text_beside_tls_has_no_status(
         planed.wait_ready()
         assert planed.page("/metrics")[0] == 200
         assert planed.page(STATUS)[0] == 404
-
-
-RUN = Run(
-    started_ms=1_000,
-    ended_ms=2_000,
-    kind="plan",
-    engine="local",
-    result="settled",
-    problem="",
-    succeeded=True,
-    orphan_bytes=70,
-    missing=2,
-)
 
 
 @pytest.fixture(scope="module")

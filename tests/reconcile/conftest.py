@@ -72,13 +72,9 @@ def make_plan(
     """Plans with an engine, by the name of a folder; gives the folder and what was found."""
 
     def make(name: str, **settings: Any) -> Any:
+        folder = tmp_path / name
         config = PlanConfig(
-            store=bucket.address,
-            connect=(endpoint,),
-            folder=tmp_path / name,
-            engine=engine,
-            max_share=1,
-            **settings,
+            bucket.address, (endpoint,), folder, engine=engine, max_share=1, **settings
         )
         return config.folder, plan(config)
 

@@ -154,11 +154,7 @@ def test_a_plan_of_a_cluster_is_that_of_spark_on_one_machine_and_of_the_process_
     for key in ("zoo/other", key_for(7, OTHER), own(1040), f"{own(1041)}.bak"):
         bucket.put(key)
     local = PlanConfig(
-        store=bucket.address,
-        connect=(endpoint,),
-        folder=tmp_path / "local",
-        engine=EngineName.LOCAL,
-        max_share=1,
+        bucket.address, (endpoint,), tmp_path / "local", engine=EngineName.LOCAL, max_share=1
     )
     by_local = plan(local)
     running = SparkSession.getActiveSession()

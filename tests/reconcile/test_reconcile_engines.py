@@ -84,11 +84,7 @@ def test_both_engines_write_the_same_plan(
     for key in (key_for(905, OTHER), f"{own(906)}.bak", "zoo/<b>", "Ümlaut", "\u2028", "0"):
         bucket.put(key)
     config = PlanConfig(
-        store=bucket.address,
-        connect=(endpoint,),
-        folder=tmp_path / "local",
-        engine=EngineName.LOCAL,
-        max_share=1,
+        bucket.address, (endpoint,), tmp_path / "local", engine=EngineName.LOCAL, max_share=1
     )
     by_local = plan(config)
     by_spark = plan(replace(config, folder=tmp_path / "spark", engine=EngineName.SPARK))

@@ -101,8 +101,8 @@ RUN = reconcile_runs.Run(
     succeeded=True,
     keys=9,
     orphans=2,
-    orphan_bytes=20,
-    missing=0,
+    orphan_bytes=70,
+    missing=2,
 )
 FAILED = replace(RUN, result="failed", succeeded=False, orphan_bytes=None, missing=None)
 
@@ -122,7 +122,7 @@ def test_the_newest_runs_are_kept_and_what_was_known_before_is_remembered() -> N
     assert [run.ended_ms for run in runs.runs] == [
         3_022 - at for at in range(reconcile_runs.RUNS_MAX)
     ]
-    assert (runs.last_success_ms, runs.orphan_bytes, runs.missing) == (2_000, 20, 0)
+    assert (runs.last_success_ms, runs.orphan_bytes, runs.missing) == (2_000, 70, 2)
 
 
 @pytest.mark.parametrize("letter", ["\0", "\U0001f600"])

@@ -96,8 +96,7 @@ async def test_a_follower_acknowledges_what_an_answer_brings_in_the_turn_of_that
 ) -> None:
     flush_on_loop(monkeypatch)
     await cluster.fill("a", 1)
-    leader = await cluster.leader()
-    follower = next(node for node_id, node in cluster.nodes.items() if node_id != leader)
+    follower = cluster.nodes[await cluster.follower()]
     take, sent = follower.driver.on_response, follower.transport.send
     acknowledged: list[int] = []
     kept_up: list[bool] = []
@@ -167,13 +166,11 @@ async def test_a_failed_flush_ends_the_replica(
 
 async def test_a_follower_that_stops_leaves_the_others_at_work(cluster: MemoryCluster) -> None:
     await cluster.fill("a", 1)
-    leader = await cluster.leader()
-    await cluster.stop(next(i for i in cluster.nodes if i != leader))
+    await cluster.stop(await cluster.follower())
     assert stream_ids(await cluster.write(create("b"))) == (1,)
 
 
 KEY = pb.ReplicaKey(node_id=9, directory_id="d")
-NAMELESS = pb.ReplicaKey(node_id=9)
 VOTER = pb.Voter(key=KEY, endpoint="127.0.0.1:1")
 
 

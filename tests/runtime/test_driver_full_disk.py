@@ -121,8 +121,7 @@ async def test_a_follower_with_a_full_disk_catches_up_when_there_is_room(
     cluster: MemoryCluster,
 ) -> None:
     await cluster.fill("a", 2)
-    leader = await cluster.leader()
-    follower = next(i for i in cluster.nodes if i != leader)
+    follower = await cluster.follower()
     cluster.nodes[follower].files.is_full = True
     last = await cluster.fill("b", 20)
     assert cluster.nodes[follower].journal.end_offset < last.offset

@@ -48,8 +48,7 @@ async def test_a_snapshot_at_every_offset_restores_the_same_map(lone: MemoryClus
 async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path: Path) -> None:
     limits = QuorumLimits(snapshot_chunk_bytes=700, snapshots_kept=1)
     async with MemoryCluster(tmp_path, limits=limits) as cluster:
-        leader = await cluster.leader()
-        behind = next(i for i in cluster.nodes if i != leader)
+        behind = await cluster.follower()
         registered = await cluster.write(r.RegisterNode(node=BROKER))
         stale = cluster.nodes[behind].controller
         await cluster.hash_at(behind, registered.offset)

@@ -108,9 +108,8 @@ class Rpcs:
         return first
 
 
-@asynccontextmanager
-async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator[Rpcs]:
-    """Yield a leader of an empty map; the `parts` are those of `map_services` beside."""
+def empty_leader() -> tuple[ManualClock, MetadataController, CommittingLog, Sessions]:
+    """Return a leader of an empty map with its clock, log and sessions."""
     clock = ManualClock()
     controller = MetadataController(ClusterMetadata(), clock)
     log = CommittingLog(controller)
@@ -118,6 +117,13 @@ async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator
     log.lead()
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
+    return clock, controller, log, sessions
+
+
+@asynccontextmanager
+async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator[Rpcs]:
+    """Yield a leader of an empty map; the `parts` are those of `map_services` beside."""
+    clock, controller, log, sessions = empty_leader()
     async with (
         served(
             *map_services(CLUSTER_ID, controller, sessions, clock, auditor, **parts)

@@ -21,6 +21,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.tls.server_certificates import ServerCertificates
 from tests.attack.hostile import client_hello
 from tests.kit.certificates import Authority
+from tests.kit.grpc_servers import listening
 from tests.kit.waiting import until
 from tests.trust.conftest import authority, stranger
 from tests.trust.trusted_server import CLUSTER
@@ -49,12 +50,8 @@ async def served(
 ) -> AsyncIterator[str]:
     server = new_server()
     server.add_generic_rpc_handlers([Served(connections)])
-    port = server.listen("127.0.0.1:0", certificates)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with listening(server, certificates) as endpoint:
+        yield endpoint
 
 
 async def sent(endpoint: str, data: bytes) -> None:

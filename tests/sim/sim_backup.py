@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.chains import chain_to, newest_chain
 from streammeta.controller.backup.errors import BackupDamagedError, BackupError
 from streammeta.controller.backup.replaying import BackupFiles, Replayed, replay
-from streammeta.controller.backup.restoring import RestorePlan
 from streammeta.controller.backup.segments import Position, Writing, decode, new_segment
 from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.backup.verification import verify
@@ -43,6 +41,7 @@ from streammeta.storage.cluster_files.backup_files import (
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import Body, DeleteResult, Tags
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.restore_plans import planned
 from tests.sim.sim_controller import MapClock
 from tests.sim.sim_store import Store, StoreImage, decode_image, record_of
 from tests.sim.sim_time import check, violated
@@ -375,30 +374,12 @@ def _hash_of(store_hash: int) -> bytes:
 if TYPE_CHECKING:
     from tests.sim.sim_ledger import Ledger
 
-_CREATED_MS = 10**12
-
 
 def check_jumps(replayed: Replayed, cluster_metadata: ClusterMetadata, ledger: Ledger) -> None:
     """Ids, offsets and epochs of a restored cluster are above all of the committed history."""
     view, committed = cluster_metadata.freeze(), ledger.store.map
     next_object = committed.next_object_id
-    plan = RestorePlan(
-        from_cluster_id="sim",
-        from_cluster_uuid=str(uuid.UUID(int=1)),
-        from_end_offset=replayed.position.end_offset,
-        committed_by_ms=replayed.last_ms,
-        cluster_id="after",
-        cluster_uuid=str(uuid.UUID(int=2)),
-        namespace="_streammeta_sim",
-        voters="1@127.0.0.1:9091",
-        end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
-        epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jump_object_id(cluster_metadata.next_object_id, next_object),
-        undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
-        generation=2,
-        created_ms=_CREATED_MS,
-        state_hash="",
-    )
+    plan = planned(replayed, next_object, cluster_metadata)
     sections = restoring.restore_sections(view, plan)
     after = ClusterMetadata.from_sections(sections, plan.end_offset)
     check(after.next_object_id >= next_object, "object ids jump", f"{after.next_object_id}")

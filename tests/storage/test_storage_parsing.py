@@ -20,8 +20,8 @@ from streammeta.storage.errors import CorruptObjectError, PayloadError
 from streammeta.storage.inspection.meta_stream import _decode_json
 from streammeta.storage.json_files import decode
 from streammeta.storage.parsing import DEPTH_MAX, DocumentError, parse_json, parse_toml
+from tests.kit.product import sources
 
-ROOT = Path(__file__).parents[2]
 OWN = {
     "storage/streammeta/storage/parsing.py",
     "storage/streammeta/storage/installation.py",  # of this very installation
@@ -85,19 +85,5 @@ def test_files_of_others_are_refused_by_those_who_read_them(text: str, tmp_path:
 
 def test_no_other_module_parses_by_itself() -> None:
     parsers = re.compile(r"\bjson\.loads?\(|\btomllib\.loads?\(|\byaml\.")
-    packages = (
-        "controller",
-        "commands",
-        "storage",
-        "reconcile",
-        "brokers",
-        "broker_client",
-        "proto",
-    )
-    found = {
-        str(path.relative_to(ROOT))
-        for package in packages
-        for path in (ROOT / package / "streammeta").rglob("*.py")
-        if parsers.search(path.read_text())
-    }
+    found = {path for path, text in sources() if parsers.search(text)}
     assert found <= OWN | {"storage/streammeta/storage/parsing.py"}, "call parse_json or parse_toml"

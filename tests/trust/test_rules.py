@@ -34,8 +34,6 @@ OF_GRPC = (health_pb2, reflection_pb2)
 
 CONTRACT = Path(__file__).resolve().parents[2] / "proto" / "streammeta" / "v1"
 
-ROLES_OF_METHOD = r"^  // Roles: ([^;.]*).*\n  rpc (\w+)"
-
 CALLERS = {
     "p": Principal(CLUSTER, Role.CONTROLLER, "3"),
     "b": Principal(CLUSTER, Role.BROKER, "1007"),

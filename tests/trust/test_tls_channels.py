@@ -6,7 +6,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +20,8 @@ from streammeta.tls.files import TlsContents, TlsFiles
 from streammeta.tls.server_certificates import ServerCertificates
 from tests.broker_client.test_commit_pipeline import piped, upload
 from tests.kit.certificates import Authority
+from tests.kit.grpc_servers import listening
+from tests.kit.product import sources
 from tests.server.test_server_watch import changes, following, kv, nodes
 
 CALL = "/test.Who/Who"
@@ -39,12 +40,8 @@ async def serving(
     handlers: Any = {"Who": grpc.unary_unary_rpc_method_handler(who)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Who", handlers),))
     shown = ServerCertificates(tls) if isinstance(tls, TlsContents) else tls
-    port = server.listen(at, shown)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with listening(server, shown, at) as endpoint:
+        yield endpoint
 
 
 async def asked(endpoint: str, tls: TlsFiles | TlsContents | None) -> bytes:
@@ -162,20 +159,6 @@ def test_a_session_is_never_resumed(contents: TlsContents) -> None:
 
 
 def test_contexts_are_made_in_one_place() -> None:
-    root = Path(__file__).parents[2]
-    packages = (
-        "controller",
-        "commands",
-        "storage",
-        "reconcile",
-        "brokers",
-        "broker_client",
-        "proto",
-    )
-    found = {
-        str(path.relative_to(root))
-        for package in packages
-        for path in (root / package / "streammeta").rglob("*.py")
-        if "ssl.SSLContext(" in path.read_text() or "create_default_context" in path.read_text()
-    }
+    makers = ("ssl.SSLContext(", "create_default_context")
+    found = {path for path, text in sources() if any(maker in text for maker in makers)}
     assert found == {"proto/streammeta/tls/files.py"}

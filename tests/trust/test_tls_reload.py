@@ -24,6 +24,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.tls.files import TlsContents, TlsError, TlsFiles, WatchedTls
 from streammeta.tls.server_certificates import ServerCertificates
 from tests.kit.certificates import Authority
+from tests.kit.grpc_servers import listening
 from tests.kit.waiting import until
 from tests.trust.replaced_files import WAYS, Placed
 from tests.trust.test_settings import config
@@ -180,12 +181,8 @@ class Serving:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test.Serving", handlers),)
         )
-        port = server.listen("127.0.0.1:0", certificates)
-        await server.start()
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            await server.stop(None)
+        async with listening(server, certificates) as endpoint:
+            yield endpoint
 
 
 async def call_until(channel: Callable[[], grpc.aio.Channel], done: Callable[[], bool]) -> None:

@@ -11,7 +11,6 @@ import grpc
 
 from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.lifecycle.broker_sessions import Sessions
-from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
@@ -20,7 +19,7 @@ from tests.kit.certificates import Authority
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
 from tests.kit.waiting import ManualClock
-from tests.server.rpc_server import SESSION_TIMEOUT_MS, Rpcs
+from tests.server.rpc_server import Rpcs, empty_leader
 
 CLUSTER = "test"
 
@@ -59,17 +58,11 @@ class TrustedServer:
 @asynccontextmanager
 async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
     """Yield a leader of an empty map that asks every caller for a certificate."""
-    clock = ManualClock()
-    controller = MetadataController(ClusterMetadata(), clock)
-    log = CommittingLog(controller)
-    controller.bind(log)
-    log.lead()
-    sessions = Sessions(SESSION_TIMEOUT_MS)
-    sessions.lead(clock.monotonic_ms())
+    clock, controller, log, sessions = empty_leader()
     server = new_server()
-    authenticator = Authenticator(CLUSTER)
+    trusted = Authenticator(CLUSTER)
     server.add_generic_rpc_handlers(
-        map_services(CLUSTER, controller, sessions, clock, authenticator=authenticator)
+        map_services(CLUSTER, controller, sessions, clock, authenticator=trusted)
     )
     shown = authority.issue("controller/1")
     port = server.listen("127.0.0.1:0", shown)
@@ -80,15 +73,7 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
             endpoint = f"127.0.0.1:{port}"
             by_token = f"127.0.0.1:{token_port}"
             yield TrustedServer(
-                authority,
-                controller,
-                log,
-                clock,
-                sessions,
-                endpoint,
-                authenticator,
-                stack,
-                by_token,
+                authority, controller, log, clock, sessions, endpoint, trusted, stack, by_token
             )
     finally:
         await server.stop(None)
