@@ -180,6 +180,12 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "jar=": _LONG,
         "admin=": _LONG,
     },
+    "docs/plugins/pulsar.md": {
+        "mkdir -p /tmp/pulsar": _LONG,
+        "export CLASSPATH": _LONG,
+        "cat > /tmp/pulsar/write.py": _LONG,
+        "cat > /tmp/pulsar/read.py": _LONG,
+    },
     "docs/plugins/automq.md": {
         "./scripts/setup": _PLUG_IN,
         "git clone": _PLUG_IN,
