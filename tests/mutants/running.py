@@ -1,22 +1,30 @@
 """Tries mutants in processes of their own, so that no edit leaks, and checks the check.
 
 A mutant counts as caught only if the same seed or test passes with the code as it is: what fails
-anyway proves nothing.
+anyway proves nothing. Processes are forked from one that has loaded others' modules, but none of
+the product that a mutant edits: loading is most of what a trial costs.
 """
 
 import json
-import subprocess
-import sys
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock, Timer
 
-from streammeta.cli.local.local_cluster import start_child
+from streammeta.cli.local.local_cluster import Child
+from tests.kit.warm_start import WarmServer
 from tests.mutants.mutant import Mutant, Simulated, Tested
 from tests.mutants.trial import Trial
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TIME_LIMIT_S = 600.0
+_LOADED = (
+    *("pytest", "numpy", "pyarrow.parquet", "grpc.aio", "google.protobuf.json_format", "structlog"),
+    *("boto3", "yaml", "click", "jinja2", "cryptography.x509", "aiokafka", "confluent_kafka"),
+)
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(_ROOT)}
+"""Copied here: pytest changes its own while threads start trials, and a copy may fail then."""
 
 
 class TrialError(Exception):
@@ -80,18 +88,33 @@ def _after(caught_by: Simulated | Tested, trial: Trial) -> str | None:
 
 def run_trial(*arguments: str) -> Trial:
     """Run `trial.py` with these arguments in a process of its own; raises TrialError."""
-    # By `env`: pytest changes its environment while threads start trials, and a copy may fail then.
-    place = ["env", f"PYTHONPATH={_ROOT}"]
-    command = [*place, sys.executable, "-m", "tests.mutants.trial", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        child = start_child(arguments[0], command, log)
-        try:
-            output, _ = child.process.communicate(timeout=_TIME_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise TrialError(f"{arguments[0]}: no end within {_TIME_LIMIT_S:.0f} s") from None
-        finally:
-            child.kill()
-        if child.process.returncode != 0:
-            raise TrialError(f"{arguments[0]}: the trial failed:\n{child.log_tail()}")
-    return Trial(**json.loads(output.splitlines()[-1]))
+        with log.open("ab") as errors:
+            words = ["tests.mutants.trial", *arguments]
+            process = _server().start(words, errors.fileno(), _ENVIRONMENT)
+        child = Child(arguments[0], process, log)
+        limit = Timer(_TIME_LIMIT_S, child.kill)
+        limit.start()
+        last = ""
+        while line := child.read_line():
+            last = line
+        limit.cancel()
+        if child.wait_end(_TIME_LIMIT_S) != 0:
+            limit_s = f"{_TIME_LIMIT_S:.0f} s"
+            raise TrialError(
+                f"{arguments[0]}: the trial failed, or had no end in {limit_s}:\n{child.log_tail()}"
+            )
+    return Trial(**json.loads(last))
+
+
+_lock = Lock()
+_servers: list[WarmServer] = []
+
+
+def _server() -> WarmServer:
+    """The process that forks; it is started for the first trial and ends with this process."""
+    with _lock:
+        if not _servers:
+            _servers.append(WarmServer(_LOADED))
+        return _servers[0]

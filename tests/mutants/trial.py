@@ -100,6 +100,9 @@ def main() -> int:
     parser.add_argument("--seeds", metavar="FROM:TO", help="instead of the mutant's own")
     given = parser.parse_args()
     os.chdir(Path(__file__).resolve().parents[2])  # tests are named from there
+    # The process that trials are forked from has some modules of the product for itself.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "streammeta"]:
+        del sys.modules[name]
     seeds = None if given.seeds is None else range(*map(int, given.seeds.split(":")))
     trial = try_mutant(MUTANTS[given.name], unchanged=given.unchanged, seeds=seeds)
     print(json.dumps(asdict(trial)))
