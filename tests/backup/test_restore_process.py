@@ -29,6 +29,7 @@ from tests.kit.real_cluster import (
     running_cluster,
     streammeta,
     values,
+    wait_superseded,
 )
 from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
@@ -205,15 +206,7 @@ def test_the_old_cluster_rejects_writes_and_old_backups_need_a_request(tmp_path:
             store = open_object_store(old.store_uri)
             assert planned["next_object_id"] > read_claimed(store, NAMESPACE)
             restoring.applied(are_stopped=False)
-
-            def is_fenced() -> bool:
-                try:
-                    put(client, "two", "2")
-                except CallError as error:
-                    return error.code == "SUPERSEDED"
-                return False
-
-            wait_until(is_fenced, "the old cluster to notice")
+            wait_superseded(client)
             assert "one" in values(client), "reads go on"
             with pytest.raises(BucketRejectedError, match="second"):
                 prepared(old, 1001)

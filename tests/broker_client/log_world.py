@@ -287,11 +287,7 @@ class Process:
 
     async def _open_client(self) -> StreamClient:
         return await StreamClient.open(
-            [ENDPOINT],
-            self.store,
-            node_id=self.node_id,
-            node_epoch=self.epoch,
-            config=self.config,
+            [ENDPOINT], self.store, node_id=self.node_id, node_epoch=self.epoch, config=self.config
         )
 
     async def create(self, count: int) -> None:

@@ -41,13 +41,7 @@ async def start(cluster: FakeCluster, *clock_ms: int) -> int:
     times = iter(clock_ms)
     async with ControllerClient(cluster.endpoints) as client:
         session = await register(
-            client,
-            7,
-            None,
-            wal_config="",
-            tags=None,
-            timeout_s=0.0,
-            now_ms=lambda: next(times),
+            client, 7, None, wal_config="", tags=None, timeout_s=0.0, now_ms=lambda: next(times)
         )
         return session.node.node_epoch
 

@@ -19,18 +19,7 @@ from tests.kit.memory_stores import MemoryListStore
 from tests.kit.waiting import ManualClock
 
 NOW_MS = 1_700_000_000_000
-NAMES = (
-    "first",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-)
+NAMES = re.findall(r"\w+", "first second third fourth fifth sixth seventh eighth ninth tenth")
 LATEST = (2**63 - 1, 2**63 - 1)
 
 

@@ -60,7 +60,7 @@ class Words(Fact):
         if not isinstance(stated, str):
             return False
         for pattern, claim in self._claims.items():
-            found = re.fullmatch(normal_pattern(pattern), normal(stated))
+            found = re.fullmatch(" ".join(pattern.split()), normal(stated))
             if found is not None and (claim(found) if callable(claim) else claim):
                 return True
         return False
@@ -68,10 +68,6 @@ class Words(Fact):
     def __repr__(self) -> str:
         said = [pattern for pattern, claim in self._claims.items() if claim is True]
         return f"words such as {said}" if said else f"nothing of {list(self._claims)}"
-
-
-def normal_pattern(pattern: str) -> str:
-    return " ".join(pattern.split())
 
 
 class Number(Fact):

@@ -181,6 +181,19 @@ def put(client: ControllerClient, key: str, value: str) -> None:
     wait_until(is_put, "the leader to see its marker")
 
 
+def wait_superseded(client: ControllerClient) -> None:
+    """Wait until a cluster refuses writes because another one was restored over it."""
+
+    def is_superseded() -> bool:
+        try:
+            put(client, "from before", "1")
+        except CallError as error:
+            return error.code == "SUPERSEDED"
+        return False
+
+    wait_until(is_superseded, "the old cluster to notice")
+
+
 def values(client: ControllerClient) -> dict[str, str]:
     """Every key of the default namespace, and its value."""
     found: dict[str, str] = {}

@@ -53,10 +53,6 @@ class _GivenSections(FrozenMetadata):
         return self._given
 
 
-def _sections_of(view: FrozenMetadata) -> Sections:
-    return {name: dict(section) for name, section in view.sections().items()}
-
-
 # -- what differs by a little
 
 
@@ -119,7 +115,7 @@ def _rich_sections() -> Sections:
     """Return for each section the one with the most rows in all histories, but at most 12 rows."""
     found: Sections = {}
     for view in _some_views():
-        for name, section in _sections_of(view).items():
+        for name, section in view.sections().items():
             if name not in found or width(section) > width(found[name]):
                 found[name] = section
     empty = [name for name, section in found.items() if not width(section)]

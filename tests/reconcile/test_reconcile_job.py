@@ -53,11 +53,6 @@ from tests.storage.s3_servers import running_ministack
 pytestmark = pytest.mark.timeout(300)
 
 
-def marker_size(bucket: LocalBucket) -> int:
-    """Bytes of the cluster's marker."""
-    return bucket.store.head(marker_key(OWN)).size
-
-
 def verdicts_of(folder: Path) -> dict[str, str]:
     """Key -> verdict, from the plan's table."""
     table = pq.read_table(folder / plan_folder.VERDICTS)
@@ -398,7 +393,7 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     assert said["classes"] == [
         {"verdict": "orphan", "keys": 1, "bytes": 10},
         {"verdict": "not_issued", "keys": 1, "bytes": 10},
-        {"verdict": "marker", "keys": 1, "bytes": marker_size(scene.bucket)},
+        {"verdict": "marker", "keys": 1, "bytes": scene.bucket.store.head(marker_key(OWN)).size},
     ]
     findings = {guard["guard"]: guard["finding"] for guard in said["guards"]}
     assert findings == {

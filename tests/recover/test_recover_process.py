@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster
 from streammeta.controller.journal.directory import META_NAME
 from streammeta.storage.cluster_files.bucket_marker import read_generations
@@ -26,6 +26,7 @@ from tests.kit.real_cluster import (
     running_cluster,
     streammeta,
     values,
+    wait_superseded,
 )
 from tests.kit.waiting import wait_until
 from tests.recover.recovering import DEAD, SURVIVOR, Recovering
@@ -130,15 +131,7 @@ def test_a_majority_that_comes_back_after_all_is_superseded(tmp_path: Path) -> N
             cluster.spawn(node_id)
         leader_of(cluster)  # one of the old majority: the survivor is out of its reach
         with ControllerClient(cluster.endpoints) as client:
-
-            def is_fenced() -> bool:
-                try:
-                    put(client, "from before", "1")
-                except CallError as error:
-                    return error.code == "SUPERSEDED"
-                return False
-
-            wait_until(is_fenced, "the old majority to notice")
+            wait_superseded(client)
         cluster.start(SURVIVOR)
         for node_id in DEAD:
             assert "is older than that" in recovering.end_of(node_id)

@@ -46,7 +46,7 @@ class Ghost:
     def on_new_replica(self, key: ReplicaKey, bootstrap: VoterSet) -> None:
         """A disk was formatted."""
         self._first_of.setdefault(key.node_id, key)
-        self.replicas[key] = GhostReplica(key, GhostLog(bootstrap), bool(len(bootstrap)))
+        self.replicas[key] = GhostReplica(key, GhostLog(bootstrap))
 
     def on_start(
         self, key: ReplicaKey, start: LogStart, batches: list[Batch], state: QuorumState

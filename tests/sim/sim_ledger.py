@@ -190,8 +190,6 @@ class GhostReplica:
 
     key: ReplicaKey
     log: GhostLog
-    has_bootstrap: bool
-    """It was there from the beginning, so that a voter without a directory id may mean it."""
     sent_epoch: int = 0
     delivered: int = 0
     high_watermark: int = 0

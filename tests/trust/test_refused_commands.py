@@ -35,13 +35,7 @@ from tests.kit.certificates import Authority
 from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
 from tests.trust.trusted_server import TrustedServer, trusting
 
-_SERVICES = (
-    admin_pb2_grpc,
-    health_pb2_grpc,
-    nodes_pb2_grpc,
-    objects_pb2_grpc,
-    quorum_pb2_grpc,
-)
+_SERVICES = (admin_pb2_grpc, health_pb2_grpc, nodes_pb2_grpc, objects_pb2_grpc, quorum_pb2_grpc)
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
