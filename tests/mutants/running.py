@@ -94,18 +94,17 @@ def run_trial(*arguments: str) -> Trial:
             words = ["tests.mutants.trial", *arguments]
             process = _server().start(words, errors.fileno(), _ENVIRONMENT)
         child = Child(arguments[0], process, log)
-        limit = Timer(_TIME_LIMIT_S, child.kill)
+        limit = Timer(_TIME_LIMIT_S, process.kill)
         limit.start()
-        last = ""
-        while line := child.read_line():
-            last = line
+        assert process.stdout is not None
+        output = process.stdout.read()
         limit.cancel()
         if child.wait_end(_TIME_LIMIT_S) != 0:
             limit_s = f"{_TIME_LIMIT_S:.0f} s"
             raise TrialError(
                 f"{arguments[0]}: the trial failed, or had no end in {limit_s}:\n{child.log_tail()}"
             )
-    return Trial(**json.loads(last))
+    return Trial(**json.loads(output.splitlines()[-1]))
 
 
 _lock = Lock()
@@ -113,7 +112,7 @@ _servers: list[WarmServer] = []
 
 
 def _server() -> WarmServer:
-    """The process that forks; it is started for the first trial and ends with this process."""
+    """Return the process that forks. The first trial starts it, and it ends with this process."""
     with _lock:
         if not _servers:
             _servers.append(WarmServer(_LOADED))
