@@ -26,6 +26,7 @@ from tests.kit.real_cluster import (
     leader_of,
     prepare_object,
     put,
+    put_when_ready,
     running_cluster,
     streammeta,
     values,
@@ -197,7 +198,7 @@ def what_was_remembered_is_refused(cluster: LocalCluster, end: int) -> None:
 def test_the_old_cluster_rejects_writes_and_old_backups_need_a_request(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1, options=options(tmp_path)) as old:
         with ControllerClient(old.endpoints) as client:
-            put(client, "one", "1")
+            put_when_ready(client, "one", "1")
             wait_until(lambda: not describe(old).bucket_problem, "ids to be issued")
             wait_until(lambda: is_copied(old, tmp_path), "all to be copied")
             restoring = Restoring(tmp_path, "second")

@@ -163,19 +163,24 @@ def replica(cluster: LocalCluster, node_id: int) -> dict[str, Any]:
 
 
 def put(client: ControllerClient, key: str, value: str) -> None:
-    """Put one key, as soon as the leader has seen the bucket, and require that it was put."""
+    """Put one key and require that it was put."""
     item = kv_pb2.KVToPut(key=key, value=value.encode(), overwrite=True)
+    answer = client.call(
+        lambda channel: KVServiceStub(channel).PutKVs, kv_pb2.PutKVsRequest(items=[item])
+    )
+    assert answer.results[0].error == 0
+
+
+def put_when_ready(client: ControllerClient, key: str, value: str) -> None:
+    """Put one key as soon as a new leader has seen its marker in the bucket."""
 
     def is_put() -> bool:
         try:
-            answer = client.call(
-                lambda channel: KVServiceStub(channel).PutKVs, kv_pb2.PutKVsRequest(items=[item])
-            )
+            put(client, key, value)
         except CallError as error:
             if error.code != "MARKER_UNSEEN":
                 raise
             return False
-        assert answer.results[0].error == 0
         return True
 
     wait_until(is_put, "the leader to see its marker")
