@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[assignment, misc]
 
 gc.disable()
 """Collected tests stay until the end: a quarter of a collection was a search for garbage."""
+
+
+def pytest_configure() -> None:
+    """Let children be interrupted: background jobs of a shell ignore SIGINT, and pass that on."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
