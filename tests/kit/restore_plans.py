@@ -15,7 +15,7 @@ CREATED_MS = 1_701_000_000_000
 def planned(
     replayed: Replayed, claimed_below: int = 0, cluster_metadata: ClusterMetadata | None = None
 ) -> RestorePlan:
-    """Return the plan of a cluster `after` that is restored from what was replayed."""
+    """Return the plan of a cluster `after` that is restored from a replayed backup."""
     cluster_metadata = cluster_metadata or replayed.cluster_metadata
     view = cluster_metadata.freeze()
     plan = RestorePlan(

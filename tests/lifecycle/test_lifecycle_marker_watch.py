@@ -240,9 +240,9 @@ async def test_rare_expiry_and_deletion_do_not_make_checks_of_the_bucket_rare() 
     world = await Claiming(interval_ms=3_600_000).start()
     async with running(world.claims.run()):
         await world.issue("a")
+        claimed = bucket_marker.read_claimed(world.bucket, NAMESPACE)
         world.clock.advance(RECHECK_MS)
         await _until(lambda: world.controller.lease.left_ms == bucket_marker.LEASE_MS)
-        claimed = bucket_marker.read_claimed(world.bucket, NAMESPACE)
         await _until(lambda: bucket_marker.read_claimed(world.bucket, NAMESPACE) > claimed)
 
 

@@ -122,7 +122,7 @@ def empty_leader() -> tuple[ManualClock, MetadataController, CommittingLog, Sess
 
 @asynccontextmanager
 async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator[Rpcs]:
-    """Yield a leader of an empty map; the `parts` are those of `map_services` beside."""
+    """Yield a leader of an empty map; `parts` are further arguments of `map_services`."""
     clock, controller, log, sessions = empty_leader()
     async with (
         served(
