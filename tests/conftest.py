@@ -45,6 +45,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-settings")
 """Profiles of the user that runs the tests are none of theirs."""
 
+os.environ["PYTHONFAULTHANDLER"] = "1"
+"""Children that hang are ended by SIGABRT, and print their stacks."""
+
 yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[assignment, misc]
 """A tenth of the time, for the same documents."""
 

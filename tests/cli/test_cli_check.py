@@ -16,6 +16,7 @@ from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster
 from streammeta.cli.quorum.speed_check import NAMESPACE, Load, Measured, judge
 from streammeta.v1 import kv_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
+from tests.kit.hung_process import output_of
 from tests.kit.real_cluster import leader_of, running_cluster
 from tests.kit.waiting import wait_until
 
@@ -61,7 +62,7 @@ def begun(cluster: LocalCluster, *words: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
-    told, _ = process.communicate(timeout=90)
+    told, _ = output_of(process, 90)
     answer: dict[str, Any] = json.loads(told)
     return process.returncode, answer
 

@@ -30,6 +30,7 @@ from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.compaction.selection import GroupKind
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.v1 import nodes_pb2
+from tests.kit.hung_process import output_of
 from tests.kit.real_cluster import running_cluster, streammeta
 
 STREAMS = 3
@@ -196,7 +197,7 @@ async def test_a_broker_goes_on_during_compactions(cluster: LocalCluster, tmp_pa
                 assert await one.lengths() == [uploads * ROWS] * STREAMS
         finally:
             child.process.terminate()
-            said, _ = child.process.communicate(timeout=PATIENCE_S)
+            said, _ = output_of(child.process)
     answer = json.loads(said)
     assert (child.process.returncode, answer["ok"]) == (0, True), answer
     assert answer["passes"] >= 3

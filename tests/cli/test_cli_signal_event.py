@@ -45,15 +45,21 @@ def wait_and_set_at(line: int) -> int:
     return seen
 
 
-def test_a_signal_ends_a_wait() -> None:
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("receiver", ["main thread", "another"])
+def test_a_signal_ends_a_wait(receiver: str) -> None:
     event = SignalEvent()
     before = signal.signal(signal.SIGUSR1, lambda *_: event.set())
-    main = threading.main_thread().ident
-    assert main is not None
-    sender = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1))
+
+    def send() -> None:
+        thread = threading.main_thread() if receiver == "main thread" else sender
+        assert thread.ident is not None
+        signal.pthread_kill(thread.ident, signal.SIGUSR1)
+
+    sender = threading.Timer(0.05, send)
     try:
         sender.start()
-        assert event.wait(PATIENCE_S)
+        assert event.wait(10 * PATIENCE_S)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)

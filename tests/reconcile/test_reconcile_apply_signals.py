@@ -25,6 +25,7 @@ from streammeta.reconcile.cluster.lease import lease_prefix
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.undo import undo
+from tests.kit.hung_process import output_of
 from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import OWN, FakeMap, LocalBucket, Scene, own
 
@@ -127,7 +128,7 @@ def test_a_signal_ends_an_apply_after_the_batches_under_way_and_the_next_one_goe
 
     with applying(folder, "--engine", engine) as process:
         state.checks = CheckedAt(end)
-        said, rest = process.communicate(timeout=200)
+        said, rest = output_of(process, 200)
 
     assert process.returncode == 1, rest
     name = signal.Signals(number).name
@@ -172,7 +173,7 @@ def test_a_second_signal_ends_an_apply_at_once(
     before = bucket.keys()
     with applying(folder, "--engine", "local", "--wait", "600") as process:
         state.checks = CheckedAt(end)
-        process.communicate(timeout=100)
+        output_of(process, 100)
 
     assert process.returncode == exit_code
     assert bucket.keys() == before

@@ -24,6 +24,7 @@ from streammeta.reconcile.listing import inventory as inventory_module
 from streammeta.reconcile.listing.inventory import Inventory, InventoryFile
 from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, arrow_schema
 from streammeta.storage.errors import StoreRejectedError
+from tests.kit.hung_process import output_of
 from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import Scene
 
@@ -59,7 +60,7 @@ def test_a_signal_ends_a_spark_plan_without_a_trace(scene: Scene, stage: str, nu
         assert any(line.startswith(stage) for line in process.stderr), "the stage never came"
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        said, rest = process.communicate(timeout=120)
+        said, rest = output_of(process, 120)
     assert process.returncode == 1, rest
     error = json.loads(said)["error"]
     assert error["code"] == "INTERRUPTED", (error, rest)

@@ -35,6 +35,7 @@ from streammeta.reconcile.watch import (
     watch,
 )
 from streammeta.storage.object_store.opening import open_object_store
+from tests.kit.hung_process import output_of
 from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import (
     COMMITTED,
@@ -241,10 +242,11 @@ def test_the_command_ends_by_sigterm_and_goes_on_after_a_kill(
         *("--folder", str(config.plan.folder), "--every", "1h", "--engine", "local"),
         *("--metrics-file", str(metrics), "--format", "json"),
     ]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
         wait_until(metrics.exists, "the first round")
         process.send_signal(ended_by)
-        said, _ = process.communicate(timeout=60)
+        said, _ = output_of(process)
     assert keys_of(bucket) == LEFT
     families = {kind.name: kind for kind in text_string_to_metric_families(metrics.read_text())}
     assert set(families) == set(METRICS)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
+
+_WAIT_S = 0.5  # also the longest delay of a signal that interrupts no wait
 
 
 class SignalEvent:
@@ -29,8 +32,11 @@ class SignalEvent:
 
     def wait(self, timeout: float) -> bool:
         """Wait until the event is set, at most `timeout` seconds. Return whether it is set."""
-        # A wake-up is used up by one wait. The flag answers all later ones.
-        if not self._is_set:
+        deadline = time.monotonic() + timeout
+        # The flag decides, because a wake-up is used up by one wait.
+        while not self._is_set and (left := deadline - time.monotonic()) > 0:
+            # Never one long wait: a signal that arrives just before it, or at another thread, does
+            # not interrupt it, and the handler runs only after it.
             with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=timeout)
+                self._wake.get(timeout=min(left, _WAIT_S))
         return self._is_set
