@@ -10,12 +10,12 @@ import numpy as np
 from scripts.benchmarks.committer import OBJECT_BYTES, STEP, LoadError
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.api.requests import (
     CommitStreamSetObject,
     CreateStreams,
     GetObjects,
     NewStream,
-    ObjectQuery,
     OpenStreams,
     PrepareObjects,
     RegisterNode,

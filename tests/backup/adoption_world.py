@@ -14,6 +14,7 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables import values
 from streammeta.storage.adoption.model import Candidate, Entry, StoredRecord, StoredRun
@@ -281,7 +282,7 @@ class World:
         if stream_id < 0:
             return
         low = self.trimmed.get(stream_id, 0)
-        query = r.ObjectQuery(stream_id, low, -1)
+        query = ObjectQuery(stream_id, low, -1)
         found: Any = self.write_free(r.GetObjects(queries=(query,)))
         ids = [part.object_id for part in found.results[0].objects]
         alone = [object_id for object_id in ids if object_id not in self._all_set_objects()]

@@ -18,6 +18,7 @@ from streammeta.controller.backup import restoring
 from streammeta.controller.backup.replaying import Replayed
 from streammeta.controller.backup.segments import Position
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
@@ -87,7 +88,7 @@ def read_back(
     records: dict[int, bytes] = {}
     at = 0
     while rest := [start for start in wanted if start >= at]:
-        query = r.ObjectQuery(stream_id, min(rest), -1)
+        query = ObjectQuery(stream_id, min(rest), -1)
         found: Any = cluster_metadata.query(r.GetObjects(queries=(query,)))
         at = min(rest) + 1
         for part in found.results[0].objects:

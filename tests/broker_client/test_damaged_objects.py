@@ -75,7 +75,7 @@ async def read_all(source: ObjectSource, piece: Slice) -> list[RecordBatch]:
     found: list[RecordBatch] = []
     for stream in range(STREAMS):
         index = await source.index(piece, stream)
-        for wanted in merge_blocks(index.find(stream, 0, -1, 1 << 30)):
+        for wanted in merge_blocks(index.find(stream, 0, -1, 1 << 30, slice_start=0)):
             for decoded in await source.records(wanted):
                 found += decoded
     return found

@@ -16,6 +16,7 @@ from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import KeyChange, StreamClientConfig, errors, sync
 from tests.broker_client.conftest import FAST
 from tests.broker_client.sync_child import SCENES
+from tests.kit.real_cluster import raise_level
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +50,23 @@ def test_streams_are_written_read_followed_and_deleted(client: sync.StreamClient
         client.stream(stream.id).describe()
     assert client.open_streams([stream.id]).failed
     assert client.metrics().appends == 2
+
+
+@pytest.mark.process
+def test_shared_streams_are_written_and_found(
+    cluster: LocalCluster, client: sync.StreamClient
+) -> None:
+    raise_level(cluster, 5)
+    stream = client.create_stream(topic="shared", shared=True)
+    assert (stream.append(b"0", 2), stream.append([b"1", b"2"])) == (0, 2)
+    (found,) = client.find_streams(topic="shared")
+    for handle in (found, client.stream(stream.id, shared=True)):
+        assert isinstance(handle, sync.SharedStream)
+    assert client.stream(stream.id, shared=True).append(b"3") == 4
+    assert [record.payload for record in client.stream(stream.id)] == [b"0", b"1", b"2", b"3"]
+    with pytest.raises(errors.StreamKindMismatchError):
+        stream.close()
+    found.delete()
 
 
 @pytest.mark.process

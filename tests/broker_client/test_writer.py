@@ -15,7 +15,7 @@ from streammeta.client import SilentObserver, errors
 from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.parts import BrokerSession, StreamWriter
-from streammeta.client.writing import uploader
+from streammeta.client.writing import store_uploads
 from streammeta.client.writing.object_ids import STOCK_MIN
 from streammeta.storage import errors as storage_errors
 from streammeta.storage.backoff import Backoff
@@ -345,7 +345,7 @@ async def test_a_store_that_fails_for_a_while_fails_no_stream(
     error: storage_errors.StorageError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "RETRY_AFTER_S_MAX", 0.01)
-    monkeypatch.setattr(uploader, "_PATIENCE", Patience(Backoff(0.01, 0.02)))
+    monkeypatch.setattr(store_uploads, "_PATIENCE", Patience(Backoff(0.01, 0.02)))
     async with writing(1) as (b, writer):
         b.store.fail_next("put", error, times=12)
         b.store.fail_next("get_range", error, times=3)  # of the bucket's marker

@@ -28,7 +28,7 @@ class Leader:
         self.refused = RefusedBatches()
         self.tally = BrokerTally()
 
-    def log_of(self, *_: Any) -> PartitionLog:
+    def served(self, *_: Any) -> PartitionLog:
         if self.log is None:
             raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER)
         return self.log

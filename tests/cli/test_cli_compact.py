@@ -325,7 +325,6 @@ def test_ids_cannot_be_prepared_without_a_live_node() -> None:
 
 
 SOURCES = 3 * view.SHOWN_ROWS
-
 COMMIT = view.CommitFigures(
     source_ids=tuple(range(SOURCES)),
     kind=GroupKind.MERGE,

@@ -18,7 +18,7 @@ from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store import opening
 from streammeta.storage.object_store.opening import open_object_store
-from tests.kit.built_objects import ObjectBuilder
+from tests.kit.built_objects import ObjectBuilder, built_object
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import streammeta
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
@@ -155,7 +155,8 @@ def test_a_corrupt_object(
     found = document("--stream", "3", sound)
     assert (found["exit_code"], found["error"]["code"]) == (1, "CORRUPT_OBJECT")
     assert (found["footer"], found["kind"], found["ranges"]) == (None, None, None)
-    assert found["faults"][0]["expected"] == "0x88e241b785f4cff7 or 0x88e241b785f4cff8"
+    wanted = "0x88e241b785f4cff7 or 0x88e241b785f4cff8 or 0x88e241b785f4cff9"
+    assert found["faults"][0]["expected"] == wanted
     assert [record["base_offset"] for record in found["records"]] == [4, 5]
 
     assert dump("--stream", "3", sound) == 1
@@ -220,6 +221,30 @@ def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = document(path)
     assert found["kind"] == "composite"
     assert found["links"] == [{"object_id": 101, "bucket_id": 3, "index_entries": 1}]
+
+
+def test_a_relative_object_says_that_its_offsets_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "7"
+    records = [RecordBatch(9, 0, 700, 10, b"x" * 7), RecordBatch(9, 0, 710, 1, b"")]
+    path.write_bytes(built_object([records], relative=True).data)
+    assert dump(path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "indexStartPosition: 83",
+        "indexBlockLength: 36",
+        "relative: true, to offsets add the start of the stream's range in the metadata",
+        "streamId=9, startOffset=0, endOffset=11, recordCount=2, startPosition=0, size=83",
+        "objectId=7, ranges=[9:0-11, ]",
+        "===========StreamRecordBatch{streamId=9, epoch=0, baseOffset=0, count=10, size=7}",
+        "===========StreamRecordBatch{streamId=9, epoch=0, baseOffset=10, count=1, size=0}",
+    ]
+    found = document(path)
+    assert (found["kind"], found["relative"]) == ("normal", True)
+    assert found["footer"] == {"index_position": 83, "index_size": 36}
+    assert [record["base_offset"] for record in found["records"]] == [0, 10]
+    path.write_bytes(built_object([records]).data)
+    assert document(path)["relative"] is False
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ was written. What an object's record says of it (size, checksum, times) must hol
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.api.requests import DescribeObjects, GetObjects, ObjectQuery
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
+from streammeta.controller.metadata.api.requests import DescribeObjects, GetObjects
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import decode_composite
@@ -21,6 +22,8 @@ from streammeta.storage.object_format.record import RecordBatch
 from tests.compaction.compaction_world import NAMESPACE, TrueStream, World, time_of
 
 _UNKNOWN = -1
+_HeldIndex: TypeAlias = tuple[bytes, IndexBlock, list[int], bool]
+"""Bytes of an object, its index, the object of each entry's blocks, and whether it is relative."""
 _ALL_BYTES = 1 << 62
 
 
@@ -29,7 +32,7 @@ class ReadCheck:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._indexes: dict[int, tuple[bytes, IndexBlock, list[int]]] = {}
+        self._indexes: dict[int, _HeldIndex] = {}
         self._records: dict[tuple[int, int], list[RecordBatch]] = {}
         self._bucket: dict[str, bytes] = {}
         self._end = -1
@@ -106,20 +109,23 @@ class ReadCheck:
 
     def _piece(self, stream_id: int, piece: Any, at: int) -> Iterator[RecordBatch]:
         """Read the records of a slice from the one that holds `at` on."""
-        _, index, holders = self._index(piece)
-        found = index.find(stream_id, at, piece.end_offset, _ALL_BYTES)
+        _, index, holders, relative = self._index(piece)
+        base = piece.start_offset if relative else 0
+        assert not relative or index.end_of(stream_id) == piece.end_offset - base
+        found = index.find(stream_id, at - base, piece.end_offset - base, _ALL_BYTES)
         for ordinal, entry in enumerate(found.entries, start=found.first_ordinal):
-            for record in self._entry(holders[ordinal], entry):
+            for record in self._entry(holders[ordinal], entry, base):
                 if record.end_offset > at and record.base_offset < piece.end_offset:
                     self._check_time(piece, record)
                     yield record
 
-    def _index(self, piece: Any) -> tuple[bytes, IndexBlock, list[int]]:
+    def _index(self, piece: Any) -> _HeldIndex:
         object_id = piece.object_id
         data = self._bytes(object_id)
         held = self._indexes.get(object_id)
         if held is not None and held[0] == data:
             return held
+        relative = False
         if piece.kind is ObjectKind.COMPOSITE:
             composite = decode_composite(data, source=str(object_id))
             index = composite.index
@@ -127,22 +133,26 @@ class ReadCheck:
             assert piece.object_size == index.data_size
         else:
             assert piece.object_size == len(data), f"size of object {object_id}"
-            reader = ObjectReader(str(object_id), len(data))
+            is_set = piece.kind is ObjectKind.STREAM_SET
+            reader = ObjectReader(str(object_id), len(data), accept_relative=is_set)
             while (needed := reader.needed) is not None:
                 reader.receive(data[needed.start : needed.end])
             index, holders = reader.index, [object_id] * len(reader.index)
+            relative = reader.relative
         if piece.crc32c != _UNKNOWN:
             ObjectChecksum.of(data).verify(piece.crc32c, source=str(object_id))
-        self._indexes[object_id] = data, index, holders
+        self._indexes[object_id] = data, index, holders, relative
         return self._indexes[object_id]
 
-    def _entry(self, object_id: int, entry: IndexEntry) -> list[RecordBatch]:
+    def _entry(self, object_id: int, entry: IndexEntry, base: int) -> list[RecordBatch]:
         data = self._bytes(object_id)
         key = object_id, entry.position
         records = self._records.get(key)
         if records is None:
             view = memoryview(data)[entry.position : entry.position + entry.size]
-            records = self._records[key] = read_entry(entry, view, str(object_id))
+            records = self._records[key] = read_entry(
+                entry.shifted(base), view, str(object_id), base=base
+            )
         return records
 
     def _bytes(self, object_id: int) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -33,7 +33,7 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import admin_pb2
 from tests.compaction.compaction_steps import DirectChannel, Steps
 from tests.fake_bucket import FAKE_UUID
-from tests.kit.built_objects import BuiltObject, ObjectBuilder
+from tests.kit.built_objects import BuiltObject, built_object
 from tests.kit.grpc_servers import served
 from tests.kit.local_calls import LocalServices
 from tests.kit.map_services import map_services
@@ -89,6 +89,7 @@ class World:
         self.nodes: dict[int, values.NodeIdentity] = {}
         self.block_bytes = block_bytes
         self.tells_facts = True
+        self.is_relative: Callable[[int], bool] = lambda _object_id: False  # of set objects
 
     # ---- nodes and streams ----
 
@@ -169,7 +170,8 @@ class World:
         together = [stream_id for stream_id in written if stream_id not in apart]
         ids = await self.prepare(node_id, 1 + len(apart))
         set_object, *others = ids
-        built = self._put(set_object, [written[id_] for id_ in together]) if together else None
+        held, relative = [written[id_] for id_ in together], self.is_relative(set_object)
+        built = self._put(set_object, held, relative=relative) if together else None
         if built is None:
             set_object = -1
         singles = {
@@ -195,7 +197,8 @@ class World:
             sorted((written | {i: [_ghost(r) for r in g] for i, g in ghosts.items()}).items())
         )
         (object_id,) = await self.prepare(node_id, 1)
-        built = self._put(object_id, list(held.values()))
+        relative = self.is_relative(object_id)
+        built = self._put(object_id, list(held.values()), relative=relative)
         ranges = self._spans(held)
         lies = 7 * np.isin(ranges["stream_id"], list(ghosts))
         ranges["stream_epoch"] = values.column(ranges["stream_epoch"] + lies)
@@ -228,11 +231,10 @@ class World:
         assert answer.error is ErrorCode.NONE
         return list(range(answer.first_object_id, answer.first_object_id + count))
 
-    def _put(self, object_id: int, streams: Sequence[Sequence[RecordBatch]]) -> BuiltObject:
-        builder = ObjectBuilder(self.block_bytes, checksum=True)
-        for records in streams:
-            builder.write(records)
-        built = builder.finish()
+    def _put(
+        self, object_id: int, streams: Sequence[Sequence[RecordBatch]], *, relative: bool = False
+    ) -> BuiltObject:
+        built = built_object(streams, self.block_bytes, checksum=True, relative=relative)
         self.store.put(object_key.key_for(object_id, NAMESPACE), built.data)
         return built
 

@@ -16,6 +16,7 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import ObjectList
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
 from tests.conformance.foreign_records import ForeignRecords, node_records, stream_records
 from tests.conformance.live_controller import LiveController
@@ -53,7 +54,7 @@ class Image:
     def ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
         """Return what holds a range, in the words of the scenarios."""
         limit = min(query.get("limit", LIMIT_MAX), LIMIT_MAX)
-        asked = requests.ObjectQuery(query["stream"], query["start"], query.get("end", -1), limit)
+        asked = ObjectQuery(query["stream"], query["start"], query.get("end", -1), limit)
         try:
             result = self._read(asked)
         except InvalidRequestError:
@@ -72,7 +73,7 @@ class Image:
             "pending": not (len(found) >= query.get("limit", LIMIT_MAX) or is_covered),
         }
 
-    def _read(self, query: requests.ObjectQuery) -> ObjectList:
+    def _read(self, query: ObjectQuery) -> ObjectList:
         answer = asyncio.run(self.live.read(requests.GetObjects(queries=(query,))))
         result: ObjectList = answer.results[0]
         return result

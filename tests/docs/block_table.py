@@ -72,6 +72,9 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "async with StreamClient.open(endpoints, bucket, node_id=7) as client: ids": Ran(
             setting="client"
         ),
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: shared": RanBy(
+            "tests/broker_client/test_shared_streams.py::test_the_example_of_the_page_runs"
+        ),
         "async with StreamClient.open(endpoints, bucket, node_id=7) as client: version": Ran(
             setting="client"
         ),
@@ -127,6 +130,7 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     "docs/kafka.md": {
         "streammeta dev": Ran("kafka"),
         "streammeta kafka-user": _OPTIONS,
+        "streammeta kafka --shared": _OPTIONS,
     },
     "docs/operations/backup-and-restore.md": {
         "streammeta controller ... --backup-store": _FAR_BUCKET,

@@ -6,8 +6,8 @@ For objects that are small enough to be held; the writer says what may be writte
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from streammeta.storage.object_format.index_block import IndexEntry, StreamRange
 from streammeta.storage.object_format.object_reader import ObjectReader
@@ -47,8 +47,11 @@ class ObjectBuilder:
         block_size_threshold: int = DEFAULT_BLOCK_SIZE_THRESHOLD,
         *,
         checksum: bool = False,
+        relative: bool = False,
     ) -> None:
-        self._writer = ObjectWriter(block_size_threshold, part_size=INT64_MAX, checksum=checksum)
+        self._writer = ObjectWriter(
+            block_size_threshold, part_size=INT64_MAX, checksum=checksum, relative=relative
+        )
 
     @property
     def data_size(self) -> int:
@@ -73,6 +76,23 @@ def opened(data: bytes, source: str = "object") -> ObjectReader:
     while (needed := reader.needed) is not None:
         reader.receive(data[needed.start : needed.end])
     return reader
+
+
+def built_object(
+    streams: Iterable[Sequence[RecordBatch]],
+    block_size_threshold: int = DEFAULT_BLOCK_SIZE_THRESHOLD,
+    *,
+    checksum: bool = False,
+    relative: bool = False,
+) -> BuiltObject:
+    """Return an object of records at their absolute offsets, one sequence per stream."""
+    builder = ObjectBuilder(block_size_threshold, checksum=checksum, relative=relative)
+    for records in streams:
+        base = records[0].base_offset if relative else 0
+        builder.write(
+            [replace(record, base_offset=record.base_offset - base) for record in records]
+        )
+    return builder.finish()
 
 
 def damage(data: bytes, other: bytes, blocks: list[tuple[int, int]], rng: random.Random) -> bytes:

@@ -1,6 +1,7 @@
 """Controllers in memory for brokers: keys with versions, nodes, streams, and what was asked.
 
-Answers as the contract says; `before` lets a test act as another broker just before a call.
+Answers as the contract says; `before` lets a test act as another broker just before a call, and
+`more` are answers to further methods, by name.
 While there is a `failure` every call raises it, and while `held` is not set every call waits.
 """
 
@@ -30,6 +31,7 @@ class MemoryControllers:
         self.before: dict[str, Callable[[], None]] = {}
         self.failure: Exception | None = None
         self.held: asyncio.Event | None = None
+        self.more: dict[str, Callable[[Any], Any]] = {}
         self._offset = 0
 
     def version(self, key: str) -> int:
@@ -57,6 +59,7 @@ class MemoryControllers:
             methods.DELETE_STREAMS.name: lambda asked: streams_pb2.DeleteStreamsResponse(
                 errors=[_NONE] * len(asked.streams)
             ),
+            **self.more,
         }
         return answers[method.name](request)
 

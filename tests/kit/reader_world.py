@@ -30,7 +30,7 @@ from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import common_pb2, metadata_pb2, objects_pb2, records_pb2
-from tests.kit.built_objects import ObjectBuilder
+from tests.kit.built_objects import built_object
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster, FakeStream, Piece, located
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.waiting import PATIENCE_S
@@ -110,6 +110,7 @@ class World:
         self.block_bytes = 60
         self.time_of: Callable[[int, int], int] = lambda _stream, offset: BASE_TIME + offset
         self.tells_times = True
+        self.is_relative: Callable[[int], bool] = lambda _object_id: False  # of set objects
         self._users: Counter[int] = Counter()
 
     # ---- what happens ----
@@ -125,7 +126,8 @@ class World:
             count: self._next_records(count, counts[count], payload, span)
             for count in sorted(counts)
         }
-        object_id, size, _ = self._put(written.values())
+        relative = self.is_relative(self.next_object_id)
+        object_id, size, _ = self._put(written.values(), relative=relative)
         times = self._times(record for records in written.values() for record in records)
         kind, crc32c = common_pb2.OBJECT_KIND_STREAM_SET, self._crc(object_id)
         pieces: dict[int, Piece] = {}
@@ -214,11 +216,10 @@ class World:
 
     # ---- objects ----
 
-    def _put(self, streams: Iterable[Sequence[RecordBatch]]) -> tuple[int, int, tuple[Any, ...]]:
-        builder = ObjectBuilder(self.block_bytes)
-        for records in streams:
-            builder.write(records)
-        built = builder.finish()
+    def _put(
+        self, streams: Iterable[Sequence[RecordBatch]], *, relative: bool = False
+    ) -> tuple[int, int, tuple[Any, ...]]:
+        built = built_object(streams, self.block_bytes, relative=relative)
         object_id = self.next_object_id
         self.next_object_id += 1
         self.store.put(key_for(object_id, NAMESPACE), built.data)

@@ -20,7 +20,7 @@ from streammeta.storage.object_format.composite import LinkedObject, encode_comp
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from tests.kit.built_objects import ObjectBuilder
+from tests.kit.built_objects import ObjectBuilder, built_object
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World
 from tests.lifecycle.test_lifecycle_deletion import deleting, new_deletion
 
@@ -123,6 +123,25 @@ async def test_an_object_ahead_of_the_map_stays_until_its_stream_has_passed_it(
             "stream_end": 5,
         }
     ], "logged once, not at each look"
+
+
+async def test_a_relative_object_is_ahead_if_it_has_more_offsets_than_its_stream(
+    world: World,
+) -> None:
+    """Its offsets were never assigned, so nothing else is certain."""
+    (stream,) = await world.open_streams(1)
+    await world.commit({stream: (0, 5)})
+    records = [RecordBatch(stream, 0, 0, 6, b""), RecordBatch(stream, 0, 6, 1, b"")]
+    bodies = [built_object([some], relative=True).data for some in (records[:1], records)]
+    deleted = built_object([[RecordBatch(stream, 0, 0, 5, b"")]], relative=True).data
+    *ahead, gone = await expired(world, *bodies, deleted)
+    async with deleting(new_deletion(world)) as deletion:
+        await is_seen_ahead(world, deletion, 2)
+        await world.removal([gone], tick_ms=LOOK_MS // 10)
+        await stays(world, ahead)
+        await world.commit({stream: (5, 6)})
+        await world.removal(ahead[:1], tick_ms=LOOK_MS // 10)
+        await stays(world, ahead[1:])
 
 
 async def test_any_stream_that_is_not_passed_keeps_an_object(world: World) -> None:

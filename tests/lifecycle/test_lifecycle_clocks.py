@@ -17,7 +17,9 @@ from streammeta.controller.metadata.decisions.named_objects import NAMED_LEVEL
 from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.controller.runtime.replication.log_time import JUMP_MS, LogTime
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.steady_time import REPORTED_JUMP_MS
+from tests.kit.built_objects import built_object
 from tests.kit.waiting import ManualClock
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 from tests.lifecycle.test_lifecycle_ahead import key_of, stream_data
@@ -254,7 +256,8 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
 ) -> None:
     (stream,) = await world.open_streams(1)
     await world.commit({stream: (0, 5)})
-    kept = await prepare(world, b"x", b"named object " * 100)
+    relative = built_object([[RecordBatch(stream, 0, 0, 5, b"x")]], relative=True).data
+    kept = await prepare(world, b"x", b"named object " * 100, relative)
     gone = await prepare(world, None, stream_data((stream, 0, 5)))
     world.succeed()
     with capture_logs() as logs:
@@ -263,7 +266,7 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
             world.log.lead()
             await expire(world, kept + gone)
             await world.removal(gone, tick_ms=100)
-            await world.until(lambda: deletion.describe().unproven == 2, "both", tick_ms=100)
+            await world.until(lambda: deletion.describe().unproven == 3, "all", tick_ms=100)
 
             world.clock.advance(
                 INHERITED_KEPT_MS - (world.clock.monotonic_ms() - restarted_ms) - 10_000
@@ -278,7 +281,7 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
             await world.removal(kept, tick_ms=1_000)
             assert deletion.describe().unproven == 0
     events = [line for line in logs if line["event"] == "objects_unproven"]
-    assert sum(line["count"] for line in events) == 2
+    assert sum(line["count"] for line in events) == 3
     assert all(line["example"] in map(key_of, kept) for line in events)
 
 

@@ -15,10 +15,15 @@ import numpy as np
 
 from streammeta.controller.errors import FeatureLevelError, InvalidRequestError, RecoveringError
 from streammeta.controller.metadata.api import requests as r
-from streammeta.controller.metadata.api.answers import ObjectLists, ObjectSlices
+from streammeta.controller.metadata.api.answers import ObjectLists
 from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
+)
+from streammeta.controller.metadata.api.object_slices import (
+    ObjectQuery,
+    ObjectQueryColumns,
+    ObjectSlices,
 )
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries import stream_decisions
@@ -63,7 +68,7 @@ def plain(value: Any) -> Any:
 def in_columns(read: r.GetObjects) -> r.GetObjects:
     """Return the same read with its queries in columns."""
     cells = zip(*(dataclasses.astuple(query) for query in read.queries), strict=True)
-    return dataclasses.replace(read, queries=r.ObjectQueryColumns(*map(column, cells)))
+    return dataclasses.replace(read, queries=ObjectQueryColumns(*map(column, cells)))
 
 
 def same(got: Any, want: Any, what: object) -> None:
@@ -308,7 +313,7 @@ def compare(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
         ),
     ]
     queries = tuple(
-        r.ObjectQuery(stream_id, start, end, limit)
+        ObjectQuery(stream_id, start, end, limit)
         for stream_id, stream in (*state.streams.items(), (state.next_stream, None))
         for start in (_starts(stream) if stream is not None else (0,))
         for end, limit in ((-1, 0), (start + 4, 2))
@@ -371,7 +376,7 @@ def _check_data(cluster_metadata: ClusterMetadata, model: Model) -> None:
         at = stream.start
         offsets = sorted(model.state.data.get(stream_id, ()))
         while rest := [offset for offset in offsets if offset >= at]:
-            query = r.ObjectQuery(stream_id, rest[0], -1)
+            query = ObjectQuery(stream_id, rest[0], -1)
             answer: Any = cluster_metadata.query(r.GetObjects(queries=(query,)))
             slices = answer.results[0].objects
             assert slices, f"offset {rest[0]} of stream {stream_id} is in no object"

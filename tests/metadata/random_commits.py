@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.tables import values as v
+from tests.metadata.slow_model_shared import SEQUENCES, Batch
 from tests.metadata.slow_model_state import HOLDERS, State
 from tests.metadata.slow_model_uploads import Row
 
@@ -114,6 +115,17 @@ def range_columns(rows: list[Row], *, epochs: bool) -> v.RangeColumns:
     )
 
 
+def shared_columns(batches: list[Batch], *, producers: bool) -> v.SharedRowColumns:
+    """Return batches as columns; without `producers` theirs are empty."""
+    return v.SharedRowColumns(
+        stream_id=v.column([batch.stream for batch in batches]),
+        record_count=v.column([batch.count for batch in batches]),
+        producer_id=v.column([batch.producer for batch in batches] if producers else ()),
+        producer_epoch=v.column([batch.epoch for batch in batches] if producers else ()),
+        first_sequence=v.column([batch.sequence for batch in batches] if producers else ()),
+    )
+
+
 class RandomCommits(RandomDraws):
     """Makes commits of all kinds."""
 
@@ -194,6 +206,57 @@ class RandomCommits(RandomDraws):
         }
         return r.CommitStreamSetObject(**(fields | changes))
 
+    def _append(self, state: State) -> Any:
+        """Append to shared streams, mostly the next batches of a few producers."""
+        shared = [i for i, stream in state.streams.items() if stream.shared]
+        if not shared or state.feature_level < 5:
+            return self._upload(state)
+        request = self._upload(state) if self._chance(20) else None
+        taken: set[int] = set()
+        if request is not None:
+            taken = {*request.ranges.stream_id.tolist(), *request.stream_objects.stream_id.tolist()}
+        streams = sorted(set(self._some(shared, 3)) - taken)
+        if self._chance(5):
+            streams = sorted({*streams, self._any_stream(state)} - taken)
+        batches = [batch for stream_id in streams for batch in self._batches(state, stream_id)]
+        if not batches or (request is not None and request.object_id < 0):
+            return self._upload(state)
+        rows = shared_columns(batches, producers=self._chance(80))
+        if request is not None:
+            return replace(request, failover=False, recoverer=None, shared_rows=rows)
+        (object_id,) = self._prepared(state, 1)
+        request = self._commit(self._node(state), object_id, [], [], [], failover=False)
+        return replace(request, shared_rows=rows)
+
+    def _batches(self, state: State, stream_id: int) -> list[Batch]:
+        """Return one or more batches for a stream, some of them repeats or out of order."""
+        batches: list[Batch] = []
+        for _ in range(self._one((1, 1, 2, 3))):
+            producer = self._one((-1, 0, 0, 1))
+            count = self._one((1, 1, 2, 3, 5))
+            batch = Batch(stream_id, count, -1, -1, -1)
+            known = state.producers.get((stream_id, producer))
+            before = [b for b in batches if b.producer == producer]
+            if producer >= 0:
+                batch.producer = producer
+                batch.epoch, batch.sequence = 0, self._one((0, 0, 0, 7, 2**31 - 1))
+                if before:
+                    batch.epoch = before[-1].epoch
+                    batch.sequence = (before[-1].sequence + before[-1].count) % SEQUENCES
+                elif known is not None:
+                    sequence, length, _ = known.batches[-1]
+                    batch.epoch, batch.sequence = known.epoch, (sequence + length) % SEQUENCES
+                if known is not None and self._chance(15):
+                    batch.sequence, batch.count, _ = self._one(known.batches)
+                if self._chance(20):
+                    batch.epoch, batch.sequence = batch.epoch + 1, self._one((0, 0, 0, 1))
+                if self._chance(15):
+                    batch.epoch = max(0, batch.epoch - 1)
+                if self._chance(4):
+                    batch.sequence = max(0, batch.sequence - 1)
+            batches.append(batch)
+        return batches
+
     def _batch(self, state: State) -> Any:
         node, streams = self._writer(state)
         ends: dict[int, int] = {}
@@ -222,6 +285,9 @@ class RandomCommits(RandomDraws):
         if not state.lately:
             return self._upload(state)
         request = self._one(state.lately)
+        if state.appends and self._chance(40):
+            gone = [item for item in state.appends if state.is_destroyed(item.object_id)]
+            request = self._one(gone or state.appends)
         if not isinstance(request, r.CommitStreamSetObject) or self._chance(60):
             return request
         other: dict[str, Any] = self._one(
@@ -229,7 +295,7 @@ class RandomCommits(RandomDraws):
                 {"object_size": request.object_size + 1},
                 {"attributes": request.attributes ^ 8},
                 {},
-                {"failover": not request.failover, "recoverer": None},
+                {"failover": not (request.failover or request.shared_rows), "recoverer": None},
                 {"on_conflict": v.OnConflict(3 - request.on_conflict)},
                 {"kv_puts": request.kv_puts[1:], "trims": request.trims[:1]},
             )

@@ -8,6 +8,7 @@ from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
 )
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.tables.values import PageRequest
 from tests.metadata.random_commits import NODE_IDS, RandomDraws
 from tests.metadata.random_requests import NAMES
@@ -41,12 +42,12 @@ class RandomReads(RandomDraws):
         owner = self._one((None, *NODE_IDS))
         return r.FindStreams(tags=tags, owner_node_id=owner, page=self._page(state.next_stream))
 
-    def _query(self, state: State) -> r.ObjectQuery:
+    def _query(self, state: State) -> ObjectQuery:
         stream_id = self._stream(state)
         stream = state.streams.get(stream_id)
         start, end = (stream.start, stream.end) if stream is not None else (0, 3)
         first = max(0, self._one((start, end, (start + end) // 2)) + self._one((0, 0, 1, -1)))
-        return r.ObjectQuery(
+        return ObjectQuery(
             stream_id, first, self._one((-1, first + 4, max(first, end))), self._one((0, 0, 1, 2))
         )
 

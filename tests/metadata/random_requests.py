@@ -44,7 +44,10 @@ class RandomRequests(RandomCommits):
             items = tuple(r.StreamToOpen(stream, 1) for stream in (first, first + 1))
             yield r.OpenStreams(node=node, streams=items)
             yield r.PrepareObjects(request_id=f"p{node_id}", node=node, count=8, ttl_ms=60_000)
-        yield r.SetFeatureLevel(level=self._one((3, *(SUPPORTED.highest,) * 3)))
+        yield r.SetFeatureLevel(level=self._one((3, 4, *(SUPPORTED.highest,) * 4)))
+        if model.state.feature_level >= 5:
+            new = (r.NewStream(shared=True), r.NewStream(shared=True))
+            yield r.CreateStreams(request_id="shared", node=node, streams=new)
 
     def any(self, model: Model) -> Any:
         """Return some write; ids to commit are prepared when they run out."""
@@ -104,7 +107,11 @@ class RandomRequests(RandomCommits):
         return self._new_streams(state)
 
     def _new_streams(self, state: State) -> Any:
-        new = tuple(r.NewStream(self._tags()) for _ in range(self._rng.randint(1, 2)))
+        may_share = state.feature_level >= 5
+        new = tuple(
+            r.NewStream(self._tags(), shared=may_share and self._chance(50))
+            for _ in range(self._rng.randint(1, 2))
+        )
         return r.CreateStreams(request_id=self._request_id(), node=self._node(state), streams=new)
 
     def _streams(self, state: State, *, opened: bool) -> list[int]:
@@ -188,6 +195,18 @@ class RandomRequests(RandomCommits):
         if not streams and self._chance(60):
             return r.ReleaseStreams(node=self._node(state))
         return r.AbandonUploads(node_id=self._one(owing), stream_ids=tuple(streams))
+
+    def _issue_producers(self, state: State) -> Any:
+        if state.feature_level < 5 and self._chance(80):
+            return self._prepare(state)
+        return r.IssueProducerIds(node=self._node(state), count=self._one((1, 10_000)))
+
+    def _expire_producers(self, _state: State) -> Any:
+        return r.ExpireProducers(
+            limit=self._one((1, 2, 1_000)),
+            idle_ms=self._one((1, 100, 500)),
+            since_ms=self._one((0, 0, 1_000)),
+        )
 
     def _sweep(self, _state: State) -> Any:
         return r.SweepDeletedStreams(limit=self._rng.randint(1, 3))
@@ -418,6 +437,9 @@ NAMES = ("a", "b", "b/1", "b/2", "c")
 
 _WEIGHTS = {
     "upload": 24,
+    "append": 12,
+    "issue_producers": 1,
+    "expire_producers": 1,
     "batch": 9,
     "repeat": 6,
     "resend": 2,

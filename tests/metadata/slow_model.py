@@ -19,6 +19,7 @@ from tests.metadata import slow_model_adoption as adoption
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_named as named
 from tests.metadata import slow_model_reads as reads
+from tests.metadata import slow_model_shared as shared
 from tests.metadata import slow_model_streams as streams
 from tests.metadata import slow_model_uploads as uploads
 from tests.metadata.slow_model_state import State
@@ -42,6 +43,8 @@ class Model:
         answer = self._write(request, now, offset)
         if type(request) in REPEATED and request not in self.state.lately:
             self.state.lately = [*self.state.lately[-7:], request]
+            if isinstance(request, r.CommitStreamSetObject) and len(request.shared_rows):
+                self.state.appends = [*self.state.appends[-7:], request]
         return answer
 
     def _write(self, request: Any, now: int, offset: int) -> Any:
@@ -97,11 +100,13 @@ _TIMED: dict[type, Callable[..., Any]] = {
     r.ExpireObjects: uploads.expire,
     r.DestroyDeadStreamSetObjects: uploads.destroy_dead,
     r.HoldDeletions: uploads.hold,
+    r.ExpireProducers: shared.expire,
     r.AdoptObjects: adoption.adopt,
     r.DeleteNamedObjects: named.delete,
 }
 _TIMELESS: dict[type, Callable[..., Any]] = {
     r.CreateStreams: streams.create,
+    r.IssueProducerIds: shared.issue,
     r.OpenStreams: streams.open_streams,
     r.CloseStreams: streams.close,
     r.TrimStreams: streams.trim,
@@ -111,7 +116,7 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
     r.ReleaseStreams: streams.release,
     r.RemoveObjects: uploads.remove,
     r.ClaimBucket: uploads.claim_bucket,
-    r.SetFeatureLevel: uploads.set_feature_level,
+    r.SetFeatureLevel: adoption.set_feature_level,
     r.FinishRestore: adoption.finish,
     r.RegisterNode: streams.register,
     r.UnregisterNode: streams.unregister,

@@ -16,6 +16,7 @@ WAITING = (
     *(r.GetOpeningStreams, r.AbandonUploads, r.PrepareObjects, r.CommitStreamSetObject),
     *(r.CommitUploads, r.CommitStreamObject, r.UnregisterNode, r.PutKVs, r.DeleteKVs),
     *(r.CommitNamedObjects, r.DeleteNamedObjects, r.ReleaseStreams),
+    r.IssueProducerIds,
 )
 """What is refused in recovery mode."""
 
@@ -162,6 +163,8 @@ def _judge_row(
     stream = state.streams.get(row.stream)
     if stream is None:
         return ErrorCode.STREAM_NOT_EXIST
+    if stream.shared and row.epoch:
+        return ErrorCode.STREAM_KIND_MISMATCH
     for (node, of_stream), span in sorted(owed.items()):
         if of_stream != row.stream or span is None or span[0] == span[1]:
             continue
@@ -270,3 +273,11 @@ def _raise_epoch(state: State, stream: Stream, epoch: int) -> None:
 def finish(state: State, _: r.FinishRestore) -> a.FinishRestoreAnswer:
     was, state.undecided = state.undecided is not None, None
     return a.FinishRestoreAnswer(was_recovering=was)
+
+
+def set_feature_level(state: State, request: r.SetFeatureLevel) -> a.SetFeatureLevelAnswer:
+    """The level is the highest there was."""
+    before = state.feature_level
+    if request.level > before:  # each level has changed what the log holds
+        state.feature_level = request.level
+    return a.SetFeatureLevelAnswer(before=before, level=state.feature_level)

@@ -12,9 +12,10 @@ from streammeta.controller.metadata.api.object_listings import (
     StreamObject,
     StreamSetObject,
 )
+from streammeta.controller.metadata.api.object_slices import ObjectQuery, ObjectSlice, ObjectSlices
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.metadata.tables.values import column
-from tests.metadata.slow_model_state import HOLDERS, Object, State
+from tests.metadata.slow_model_state import HOLDERS, Object, State, Stream
 from tests.metadata.slow_model_streams import PAGE_SIZE, result
 
 _T = TypeVar("_T")
@@ -108,7 +109,7 @@ def describe_stream(
         range_index=stream.index,
         start_offset=stream.start,
         end_offset=stream.end,
-        state=v.StreamState.OPENED if stream.opened else v.StreamState.CLOSED,
+        state=_state_of(stream),
         node_id=stream.node,
         tags=stream.tags,
         ranges=tuple(ranges) if request.include_ranges else (),
@@ -118,6 +119,12 @@ def describe_stream(
         ),
         lost=_runs(stream.lost),
     )
+
+
+def _state_of(stream: Stream) -> v.StreamState:
+    if stream.shared:
+        return v.StreamState.SHARED
+    return v.StreamState.OPENED if stream.opened else v.StreamState.CLOSED
 
 
 def _runs(offsets: set[int]) -> tuple[tuple[int, int], ...]:
@@ -136,7 +143,7 @@ def get_objects(state: State, request: r.GetObjects) -> a.GetObjectsAnswer:
     return a.GetObjectsAnswer(results=tuple(_find(state, query) for query in request.queries))
 
 
-def _find(state: State, query: r.ObjectQuery) -> a.ObjectList:
+def _find(state: State, query: ObjectQuery) -> a.ObjectList:
     stream = state.streams.get(query.stream_id)
     if stream is None:
         return a.ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
@@ -153,7 +160,7 @@ def _find(state: State, query: r.ObjectQuery) -> a.ObjectList:
         for stream_id, start, end in item.held
         if stream_id == query.stream_id
     ]
-    found: list[a.ObjectSlice] = []
+    found: list[ObjectSlice] = []
     at = query.start_offset
     while len(found) < (query.limit or PAGE_SIZE):
         if query.end_offset != -1 and found and at >= query.end_offset:
@@ -164,11 +171,11 @@ def _find(state: State, query: r.ObjectQuery) -> a.ObjectList:
         ((start, end, object_id),) = fitting
         item = state.objects[object_id]
         cells = (object_id, item.kind, start, end, item.size, item.attributes)
-        found.append(a.ObjectSlice(*cells, *item.times, item.crc32c))
+        found.append(ObjectSlice(*cells, *item.times, item.crc32c))
         at = end
     return a.ObjectList(
         error=ErrorCode.NONE,
-        objects=a.ObjectSlices(*(column(cells) for cells in zip(*found, strict=True))),
+        objects=ObjectSlices(*(column(cells) for cells in zip(*found, strict=True))),
         stream_start_offset=stream.start,
         stream_end_offset=stream.end,
         lost_end_offset=state.lost_at(query.stream_id, query.start_offset),

@@ -40,6 +40,7 @@ class Stream:
     past: list[Range] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
     """Every offset that was given up."""
+    shared: bool = False
 
 
 @dataclass(slots=True)
@@ -89,7 +90,12 @@ class State:
     """(content of the commit, empty below level 4; object; stream) -> verdict of a left-out row."""
     requests: dict[tuple[str, int, str], tuple[int, int, int]] = field(default_factory=dict)
     """(kind, node, request id) -> (first id, count, deadline)."""
-    tags_of_requests: dict[tuple[str, int, str], list[Tags]] = field(default_factory=dict)
+    streams_of_requests: dict[tuple[str, int, str], list[tuple[Tags, bool]]] = field(
+        default_factory=dict
+    )
+    producers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """(stream, producer) -> what is remembered of the producer there."""
+    next_producer: int = 0
     nodes: dict[int, Node] = field(default_factory=dict)
     freed_nodes: set[int] = field(default_factory=set)
     last_node: int = -1
@@ -111,6 +117,8 @@ class State:
     """Per composite ever committed the objects whose bytes it refers to."""
     lately: list[Any] = field(default_factory=list, compare=False)
     """The last requests that were made, to be repeated."""
+    appends: list[Any] = field(default_factory=list, compare=False)
+    """The last of them with shared rows."""
 
     # ---- nodes ----
 
@@ -186,7 +194,8 @@ class State:
         if stream.epoch != epoch:
             later = stream.epoch > epoch
             return ErrorCode.STREAM_FENCED if later else ErrorCode.STREAM_INNER_ERROR
-        return ErrorCode.NONE if stream.node == node_id else ErrorCode.STREAM_FENCED
+        is_own = stream.shared or stream.node == node_id
+        return ErrorCode.NONE if is_own else ErrorCode.STREAM_FENCED
 
     def lost_at(self, stream_id: int, offset: int) -> int:
         """Where lost offsets end that `offset` lies in, or -1."""
@@ -220,6 +229,12 @@ class State:
         """Whether it waits for its commit."""
         item = self.objects.get(object_id)
         return item is not None and item.state is ObjectState.PREPARED
+
+    def is_destroyed(self, object_id: int) -> bool:
+        """Whether it was committed, and its ranges are forgotten."""
+        item = self.objects.get(object_id)
+        is_held = item is not None and item.state is ObjectState.COMMITTED
+        return self.was_committed(object_id) and not is_held
 
     def links_of(self, composite: int) -> list[int]:
         """Objects kept for a composite."""

@@ -1,12 +1,13 @@
 """The slow model's streams, nodes and keys: their creation, ownership and end."""
 
-from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.errors import ErrorCode, FeatureLevelError, InvalidRequestError
 from streammeta.controller.metadata.api import answers as a
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectKind, ObjectState
 from tests.metadata.slow_model_state import HOLDERS, Node, Range, State, Stream
 
 PAGE_SIZE = 1_000
+SHARED_LEVEL = 5
 
 
 FREE_EPOCH_MAX, EPOCH_STEP_MAX = 2**62, 2**32
@@ -35,15 +36,22 @@ def create(state: State, request: r.CreateStreams) -> a.CreateStreamsAnswer:
         return a.CreateStreamsAnswer(error=error)
     key = ("create", request.node.node_id, request.request_id)
     issued = issued_before(state, key, len(request.streams))
-    tags = [tuple(sorted(stream.tags)) for stream in request.streams]
-    if issued is not None and state.tags_of_requests[key] != tags:
+    tags = [(tuple(sorted(stream.tags)), stream.shared) for stream in request.streams]
+    if issued is not None and state.streams_of_requests[key] != tags:
         raise InvalidRequestError("request_id", "used for other tags")
+    shares = any(stream.shared for stream in request.streams)
+    if issued is None and shares and state.feature_level < SHARED_LEVEL:
+        raise FeatureLevelError(SHARED_LEVEL, "shared streams")
     if issued is None:
-        state.tags_of_requests[key] = tags
+        state.streams_of_requests[key] = tags
         issued = (state.next_stream, len(request.streams), -1)
         state.requests[key] = issued
         for stream in request.streams:
-            state.streams[state.next_stream] = Stream(tags=tuple(sorted(stream.tags)))
+            state.streams[state.next_stream] = Stream(
+                tags=tuple(sorted(stream.tags)),
+                shared=stream.shared,
+                epoch=0 if stream.shared else -1,
+            )
             state.next_stream += 1
     ids = tuple(range(issued[0], issued[0] + issued[1]))
     return a.CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
@@ -74,6 +82,8 @@ def _may_open(state: State, node_id: int, item: r.StreamToOpen) -> ErrorCode:
     stream = state.streams.get(item.stream_id)
     if stream is None:
         return ErrorCode.STREAM_NOT_EXIST
+    if stream.shared:
+        return ErrorCode.STREAM_KIND_MISMATCH
     if stream.epoch > item.stream_epoch:
         return ErrorCode.STREAM_FENCED
     if stream.epoch == item.stream_epoch and stream.node != node_id:
@@ -130,6 +140,8 @@ def close(state: State, request: r.CloseStreams) -> a.ErrorsAnswer:
 
 
 def _close(state: State, node_id: int, item: r.StreamToClose) -> ErrorCode:
+    if item.stream_id in state.streams and state.streams[item.stream_id].shared:
+        return ErrorCode.STREAM_KIND_MISMATCH
     error = state.own(node_id, item.stream_id, item.stream_epoch)
     if error:
         return error
@@ -159,8 +171,10 @@ def trim_one(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
     if error:
         return error
     stream, start = state.streams[item.stream_id], item.new_start_offset
-    if not stream.opened:
+    if not stream.opened and not stream.shared:
         return ErrorCode.STREAM_NOT_OPENED
+    if stream.shared and start > stream.end:
+        return ErrorCode.OFFSET_NOT_MATCHED
     if item.appended_end_offset is not None and start > max(stream.end, item.appended_end_offset):
         start = max(stream.end, item.appended_end_offset)
     if start < stream.start or start - stream.end > 2**40:

@@ -11,6 +11,7 @@ from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
+from tests.metadata import slow_model_shared as shared
 from tests.metadata import slow_model_streams as streams
 from tests.metadata.slow_model_state import Object, State
 from tests.metadata.slow_model_streams import issued_before
@@ -36,7 +37,7 @@ class Row:
 
 
 Verdicts = tuple[ErrorCode, list[ErrorCode], list[ErrorCode]]
-"""Of the whole, of each range, of each stream object."""
+"""Of the whole, of each range, of each stream object. Shared rows have their own results."""
 
 
 def rows_of(columns: v.RangeColumns | v.StreamObjectColumns, object_id: int) -> list[Row]:
@@ -72,8 +73,11 @@ def failed(error: ErrorCode, ranges: list[Row], objects: list[Row]) -> Verdicts:
     return error, [error] * len(ranges), [error] * len(objects)
 
 
-def answer_of(verdicts: Verdicts) -> a.CommitStreamSetObjectAnswer:
+def answer_of(
+    verdicts: Verdicts, results: a.SharedRowResults | None = None
+) -> a.CommitStreamSetObjectAnswer:
     return a.CommitStreamSetObjectAnswer(
+        shared=results,
         error=verdicts[0],
         range_errors=v.column([int(code) for code in verdicts[1]]),
         stream_object_errors=v.column([int(code) for code in verdicts[2]]),
@@ -83,12 +87,14 @@ def answer_of(verdicts: Verdicts) -> a.CommitStreamSetObjectAnswer:
 def upload(state: State, request: CommitStreamSetObject, now: int) -> a.CommitStreamSetObjectAnswer:
     ranges = rows_of(request.ranges, request.object_id)
     objects = rows_of(request.stream_objects, -1)
+    batches = shared.batches_of(request.shared_rows)
     error = state.check(request.node, fence=not request.failover, recoverer=request.recoverer)
     if error:
-        return answer_of(failed(error, ranges, objects))
+        return answer_of(failed(error, ranges, objects), shared.failed_batches(batches, error))
     accept_valid = request.on_conflict == v.OnConflict.ACCEPT_VALID
-    verdicts = _upload(state, request, ranges, objects, accept_valid=accept_valid, now=now)
-    return answer_of(verdicts)
+    return answer_of(
+        *_upload(state, request, ranges, objects, batches, accept_valid=accept_valid, now=now)
+    )
 
 
 def uploads(state: State, request: CommitUploads, now: int) -> a.CommitUploadsAnswer:
@@ -115,12 +121,8 @@ def uploads(state: State, request: CommitUploads, now: int) -> a.CommitUploadsAn
 
 
 def _part(ranges: v.RangeColumns, first: int, last: int) -> v.RangeColumns:
-    return v.RangeColumns(
-        stream_id=ranges.stream_id[first:last],
-        stream_epoch=ranges.stream_epoch[first:last],
-        start_offset=ranges.start_offset[first:last],
-        end_offset=ranges.end_offset[first:last],
-    )
+    names = ("stream_id", "stream_epoch", "start_offset", "end_offset")
+    return v.RangeColumns(**{name: getattr(ranges, name)[first:last] for name in names})
 
 
 def _upload(
@@ -128,26 +130,40 @@ def _upload(
     request: CommitStreamSetObject,
     ranges: list[Row],
     objects: list[Row],
+    batches: list[shared.Batch],
     *,
     accept_valid: bool,
     now: int,
-) -> Verdicts:
+) -> tuple[Verdicts, a.SharedRowResults | None]:
     object_id = request.object_id
     deciding = [object_id] if object_id >= 0 else [row.object_id for row in objects]
     content = content_of(request, ranges, objects)
     if any(map(state.was_committed, deciding)):
-        return repeated(state, deciding, content, ranges, objects, accept_valid=accept_valid)
+        verdicts = repeated(state, deciding, content, ranges, objects, accept_valid=accept_valid)
+        if verdicts[0]:
+            return verdicts, shared.failed_batches(batches, verdicts[0])
+        results = shared.repeat(state, batches, object_id, content)
+        if shared.leaves_out(batches) and not accept_valid:
+            mismatch = ErrorCode.OBJECT_CONTENT_MISMATCH
+            return failed(mismatch, ranges, objects), shared.failed_batches(batches, mismatch)
+        return verdicts, results
     if object_id >= 0 and not state.is_prepared(object_id):
-        return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
+        missing = ErrorCode.OBJECT_NOT_EXIST
+        return failed(missing, ranges, objects), shared.failed_batches(batches, missing)
     range_codes = [_continuity(state, request.node, row) for row in ranges]
     object_codes = [
         object_code(state, row) or _continuity(state, request.node, row) for row in objects
     ]
+    shared.judge(state, batches)
     codes = range_codes + object_codes
-    first_error = next((code for code in codes if code), ErrorCode.NONE)
-    if first_error and (not accept_valid or all(codes)):
-        return first_error, range_codes, object_codes
+    every = [*codes, *(batch.code for batch in batches)]
+    first_error = next((code for code in every if code), ErrorCode.NONE)
+    if first_error and (not accept_valid or all(every)):
+        return (first_error, range_codes, object_codes), shared.rejected_batches(batches)
     good_ranges = [row for row, code in zip(ranges, range_codes, strict=True) if not code]
+    appended = shared.append(state, batches, object_id, content, now)
+    good_ranges += [Row(*span, epoch=None, object_id=object_id) for span in appended]
+    good_ranges.sort(key=lambda row: row.stream)
     good_objects = [row for row, code in zip(objects, object_codes, strict=True) if not code]
     if object_id >= 0:
         order = request.order_id if request.order_id >= 0 else object_id
@@ -162,7 +178,7 @@ def _upload(
             state.rejected[(of_commit, row.object_id, row.stream)] = code
     state.raise_ends(row.held for row in good_ranges + good_objects)
     _take_off(state, request.node.node_id, good_ranges + good_objects)
-    return ErrorCode.NONE, range_codes, object_codes
+    return (ErrorCode.NONE, range_codes, object_codes), shared.made_batches(batches, now)
 
 
 def content_of(
@@ -178,7 +194,8 @@ def content_of(
     others = [(row.object_id, row.size, row.attributes, row.times, row.crc32c) for row in objects]
     held = [sorted(row.held for row in ranges), sorted(row.held for row in objects)]
     kind = "compaction" if sources else "upload"
-    return (kind, own, facts, str(held), sorted(others), sources, effects_of(request))
+    batches = str(shared.batches_of(request.shared_rows))
+    return (kind, own, facts, str(held), sorted(others), sources, effects_of(request), batches)
 
 
 def effects_of(request: CommitStreamSetObject | r.CommitStreamObject) -> object:
@@ -244,6 +261,8 @@ def _continuity(state: State, node: v.NodeIdentity, row: Row) -> ErrorCode:
     stream = state.streams.get(row.stream)
     if stream is None or row.end <= stream.start:
         return ErrorCode.NONE
+    if stream.shared:
+        return ErrorCode.STREAM_KIND_MISMATCH
     owed = state.owed(node.node_id, row.stream)
     if owed is not None:
         began_before_trim = row.start < stream.start == owed[0]
@@ -384,14 +403,6 @@ def deletable(state: State, marked_before: int, now: int) -> set[int]:
         and item.timestamp < marked_before
         and not (now < until and item.timestamp >= since)
     }
-
-
-def set_feature_level(state: State, request: r.SetFeatureLevel) -> a.SetFeatureLevelAnswer:
-    """The level is the highest there was."""
-    before = state.feature_level
-    if request.level > before:  # each level has changed what the log holds
-        state.feature_level = request.level
-    return a.SetFeatureLevelAnswer(before=before, level=state.feature_level)
 
 
 def claim_bucket(state: State, request: r.ClaimBucket) -> a.ClaimBucketAnswer:

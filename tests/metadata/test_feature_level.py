@@ -45,15 +45,15 @@ def test_a_level_is_raised_once_and_undone_with_its_entry() -> None:
 def test_a_level_is_lowered_where_none_between_has_changed_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster_modes, "SUPPORTED", features.Levels(1, 6))
+    monkeypatch.setattr(cluster_modes, "SUPPORTED", features.Levels(1, 8))
     world = World()
-    for level in (6, 4):
+    for level in (8, 6):
         world.map.apply(world.map.applied_end_offset, [FeatureLevelSet(level=level)])
         assert world.map.feature_level == level
     end = world.map.applied_end_offset
     lower: Any = world.write(SetFeatureLevel(level=1))
-    assert (lower.before, lower.level, world.map.applied_end_offset) == (4, 4, end)
-    with pytest.raises(InvariantError, match=r"level 1.*4"):
+    assert (lower.before, lower.level, world.map.applied_end_offset) == (6, 6, end)
+    with pytest.raises(InvariantError, match=r"level 1.*6"):
         world.map.apply(end, [FeatureLevelSet(level=1)])
 
 

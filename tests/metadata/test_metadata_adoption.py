@@ -9,6 +9,7 @@ import pytest
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, RecoveringError
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries.cluster_modes import ALLOWED
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
@@ -67,7 +68,7 @@ def test_objects_continue_streams_whatever_the_order_of_their_ids() -> None:
     answer = world.write(adopt((60, (0, 8, 12), (1, 5, 6)), (70, (0, 5, 8), (1, 6, 9))))
     assert errors(answer) == [NONE, NONE]
     assert (described(world, 0).end_offset, described(world, 1).end_offset) == (12, 9)
-    found: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(0, 0, -1),)))
+    found: Any = world.map.query(r.GetObjects(queries=(ObjectQuery(0, 0, -1),)))
     assert [object_.object_id for object_ in found.results[0].objects] == [0, 70, 60]
 
 
@@ -142,7 +143,7 @@ def test_what_a_node_owes_is_adopted_below_the_end_of_its_stream() -> None:
 
 
 def parts(world: World, stream_id: int, start: int = 0) -> list[tuple[int, int, int]]:
-    query = r.ObjectQuery(stream_id, start, -1)
+    query = ObjectQuery(stream_id, start, -1)
     found: Any = world.map.query(r.GetObjects(queries=(query,)))
     return [(one.object_id, one.start_offset, one.end_offset) for one in found.results[0].objects]
 
@@ -165,11 +166,11 @@ def test_a_compaction_takes_the_place_of_objects_and_continues_their_streams() -
 def test_offsets_of_replaced_objects_that_no_range_has_are_lost_and_passed_over() -> None:
     world = restored_world()
     assert errors(world.write(adopt((60, (0, 2, 6)), replaced=(0,)))) == [NONE]
-    query = r.ObjectQuery(0, 0, -1)
+    query = ObjectQuery(0, 0, -1)
     found: Any = world.map.query(r.GetObjects(queries=(query,)))
     assert found.results[0].lost_end_offset == 2
     assert parts(world, 0, 2) == [(60, 2, 6)]
-    of_other: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(1, 0, -1),)))
+    of_other: Any = world.map.query(r.GetObjects(queries=(ObjectQuery(1, 0, -1),)))
     assert of_other.results[0].lost_end_offset == 5
     world.write(r.FinishRestore())
     abandoned: Any = world.write(r.AbandonUploads(node_id=NODE.node_id))
@@ -233,7 +234,7 @@ def test_a_range_after_a_gap_is_adopted_if_it_says_so_and_the_gap_is_lost() -> N
     assert errors(world.write(replace(gap, after_gap=column([0, 0, 1])))) != [NONE] * 3
     assert errors(world.write(gap)) == [NONE] * 3
     assert parts(world, 0, 9) == [(60, 9, 12)]
-    found: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(0, 7, -1),)))
+    found: Any = world.map.query(r.GetObjects(queries=(ObjectQuery(0, 7, -1),)))
     assert found.results[0].lost_end_offset == 9
     assert described(world, 0).end_offset == 12
 

@@ -14,7 +14,7 @@ from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.kit.memory_log import NODE, MemoryLog, committed, create
 from tests.kit.waiting import ManualClock
 from tests.metadata.map_pair import Pair
-from tests.metadata.rich_history import SEEDS, history, shared_history
+from tests.metadata.rich_history import SEEDS, history, shared_history, width
 
 LIMITS = limits.MetadataLimits(
     streams=4, prepared_objects=4, nodes=2, kv_keys=2, kv_bytes=100, tag_bytes=20
@@ -119,7 +119,8 @@ def counted(cluster_metadata: ClusterMetadata) -> dict[str, int]:
     """Count what is limited by looking at all of it."""
     streams: Any = cluster_metadata.query(r.DescribeStreams(page=PageRequest(10_000)))
     pairs = [pair for stream in streams.streams for tag in stream.tags for pair in tag]
-    values = list(cluster_metadata.freeze().sections()["kvs"].values())
+    sections = cluster_metadata.freeze().sections()
+    values = list(sections["kvs"].values())
     rows = list(zip(*values[:3], strict=True))
     size = cluster_metadata.size()
     return {
@@ -129,6 +130,7 @@ def counted(cluster_metadata: ClusterMetadata) -> dict[str, int]:
         "kv_keys": len(rows),
         "kv_bytes": sum(limits.kv_bytes(*row) for row in rows),
         "tag_bytes": sum(map(len, pairs)),
+        "producers": width(sections["producers"]) if "producers" in sections else 0,
     }
 
 

@@ -17,6 +17,7 @@ from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
 )
+from streammeta.controller.metadata.api.object_slices import ObjectQuery, ObjectQueryColumns
 from streammeta.controller.metadata.api.validation import validate
 from streammeta.controller.metadata.tables.values import PageRequest, column
 from tests.kit.seeds import seeds
@@ -47,13 +48,13 @@ def grown(rng: Random, uploads: int = 400) -> World:
     return world
 
 
-def queries(rng: Random, count: int) -> tuple[r.ObjectQuery, ...]:
+def queries(rng: Random, count: int) -> tuple[ObjectQuery, ...]:
     found = []
     for _ in range(count):
         start = rng.choice((0, rng.randrange(400), rng.randrange(900)))
         end = rng.choice((-1, start, start + rng.randrange(200)))
         limit = rng.choice((0, 1, 3, 7, 50, 10_000))
-        found.append(r.ObjectQuery(rng.randrange(STREAMS + 2), start, end, limit))
+        found.append(ObjectQuery(rng.randrange(STREAMS + 2), start, end, limit))
     return tuple(found)
 
 
@@ -90,17 +91,17 @@ def test_as_many_results_fit_as_one_by_one(slices: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "bad",
     [
-        r.ObjectQuery(-1, 0, -1),
-        r.ObjectQuery(0, -1, -1),
-        r.ObjectQuery(0, 5, 4),
-        r.ObjectQuery(0, 0, -2),
-        r.ObjectQuery(0, 0, -1, -1),
-        r.ObjectQuery(0, 0, -1, 10_001),
+        ObjectQuery(-1, 0, -1),
+        ObjectQuery(0, -1, -1),
+        ObjectQuery(0, 5, 4),
+        ObjectQuery(0, 0, -2),
+        ObjectQuery(0, 0, -1, -1),
+        ObjectQuery(0, 0, -1, 10_001),
     ],
     ids=lambda query: f"{query.stream_id} {query.start_offset} {query.end_offset} {query.limit}",
 )
-def test_a_malformed_query_is_named_among_many(bad: r.ObjectQuery) -> None:
-    request = r.GetObjects(queries=(*[r.ObjectQuery(0, 0, -1)] * 20, bad))
+def test_a_malformed_query_is_named_among_many(bad: ObjectQuery) -> None:
+    request = r.GetObjects(queries=(*[ObjectQuery(0, 0, -1)] * 20, bad))
     with pytest.raises(InvalidRequestError) as one:
         validate(request)
     with pytest.raises(InvalidRequestError) as other:
@@ -112,7 +113,7 @@ def test_a_malformed_query_is_named_among_many(bad: r.ObjectQuery) -> None:
 def calls_of(world: World, count: int) -> int:
     """Return how many functions are called to answer `count` queries in columns."""
     request = r.GetObjects(
-        queries=r.ObjectQueryColumns(
+        queries=ObjectQueryColumns(
             column([number % STREAMS for number in range(count)]),
             column([number % 500 for number in range(count)]),
             column([-1] * count),
@@ -202,7 +203,7 @@ def test_pages_of_single_items_are_the_whole(
 def test_what_may_stop_goes_on_behind_its_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster_metadata = shared_history(seed).pair.map
     keys = tuple(r.KVKey(namespace="n", key=key) for key in "abcab")
-    queries = tuple(r.ObjectQuery(stream_id, 0, -1) for stream_id in range(8))
+    queries = tuple(ObjectQuery(stream_id, 0, -1) for stream_id in range(8))
     asked: tuple[tuple[Any, str], ...] = (
         (r.GetKVs(keys=keys), "keys"),
         (r.GetObjects(queries=queries), "queries"),

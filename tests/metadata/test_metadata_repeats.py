@@ -124,6 +124,7 @@ def test_every_field_of_a_commit_is_content_or_says_how_it_is_judged() -> None:
     named = {name.split(".")[0] for name, _ in other_contents()}
     names = {field.name for field in fields(r.CommitStreamSetObject)}
     effects = {"kv_puts", "trims"}  # content, see test_commit_effects
+    effects |= {"shared_rows"}  # content, see test_shared_rows
     others = {"node", "object_id", "compacted_object_ids"}
     assert names == named | JUDGING_ONLY | effects | others
 

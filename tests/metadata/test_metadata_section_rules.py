@@ -18,6 +18,7 @@ from streammeta.controller import errors, features
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.sections.rules import SECTIONS
 from streammeta.controller.metadata.tables.section_checks import Refers
@@ -27,7 +28,7 @@ from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, write_checkpoint
 from tests.metadata.map_pair import told
-from tests.metadata.rich_history import histories, picked, recovering_views, width
+from tests.metadata.rich_history import batches, histories, picked, recovering_views, width
 from tests.metadata.small_world import World, stream_objects, upload
 
 Sections = dict[str, dict[str, Any]]
@@ -74,7 +75,7 @@ def read_everything(cluster_metadata: ClusterMetadata) -> None:
     assert len(described.streams) == size.streams
     assert len(nodes.nodes) == size.nodes
     queries = tuple(
-        r.ObjectQuery(stream.stream_id, offset, -1)
+        ObjectQuery(stream.stream_id, offset, -1)
         for stream in described.streams
         for offset in (stream.start_offset, max(0, stream.end_offset - 1))
     )
@@ -205,6 +206,7 @@ IN_ORDER_OF_TIME = {
     "counters",
     "bucket_claim",
     "feature_level",
+    "producer_ids",
     "recovery",
 }
 
@@ -290,6 +292,15 @@ DANGLING: list[tuple[rec.Record, str]] = [
     (rec.NodeUnregistered(node_id=9), "node 9"),
     (rec.NodeSupervised(node_id=9), "node 9"),
     (rec.RecoveryAssigned(node_id=9, target_id=0), "node 9"),
+    (batches((99, 1, 0, 0, 5)), "names 99"),
+    (batches((0, -1, 0, 0, 5)), r"producer_id\[0\]: names -1"),
+    (batches((0, 1, 0, 0, 0)), r"record_count\[0\]: names 0"),
+    (batches((0, 1, 0, 0, 5), (0, 1, 0, 6, 5)), "sequence 6 .* does not follow"),
+    (batches((0, 1, 1, 0, 5), (0, 1, 0, 5, 5)), "epoch 0.* does not follow"),
+    (batches((0, 1, 1, 0, 5), (0, 1, 2, 5, 5)), "epoch 2.* does not follow"),
+    (rec.ProducerIdsIssued(first_producer_id=1, count=5), "the next id 0"),
+    (rec.ProducerIdsIssued(first_producer_id=0, count=0), "count: 0"),
+    (rec.ProducersExpired(stream_id=column([0]), producer_id=column([1])), "names 1"),
 ]  # fmt: skip
 
 

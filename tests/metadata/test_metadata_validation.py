@@ -18,6 +18,7 @@ from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
 )
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     PageRequest,
@@ -217,9 +218,9 @@ INVALID: list[tuple[Any, str]] = [
 INVALID_READS: list[tuple[Any, str]] = [
     (r.GetKVs(keys=()), "keys"),
     (r.GetObjects(queries=()), "queries"),
-    (r.GetObjects(queries=(r.ObjectQuery(0, 5, 4),)), "queries[0].end_offset"),
-    (r.GetObjects(queries=(r.ObjectQuery(0, -1, 4),)), "queries[0].start_offset"),
-    (r.GetObjects(queries=(r.ObjectQuery(0, 0, -1, MANY),)), "queries[0].limit"),
+    (r.GetObjects(queries=(ObjectQuery(0, 5, 4),)), "queries[0].end_offset"),
+    (r.GetObjects(queries=(ObjectQuery(0, -1, 4),)), "queries[0].start_offset"),
+    (r.GetObjects(queries=(ObjectQuery(0, 0, -1, MANY),)), "queries[0].limit"),
     (r.CheckObjects(object_ids=(-1,)), "object_ids"),
     (r.DescribeStreams(owner_node_id=-1), "owner_node_id"),
     (r.DescribeStreams(page=PageRequest(page_token="-1")), "page.page_token"),

@@ -21,7 +21,7 @@ from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import common_pb2
-from tests.kit.built_objects import BuiltObject, ObjectBuilder
+from tests.kit.built_objects import BuiltObject, built_object
 from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import (
     COMMITTED,
@@ -41,11 +41,10 @@ SET, COMPOSITE, NAMED = (
 GONE = common_pb2.OBJECT_STATE_MARK_DESTROYED
 
 
-def built(stream_id: int = 5, start: int = 0) -> BuiltObject:
+def built(stream_id: int = 5, start: int = 0, *, relative: bool = False) -> BuiltObject:
     """A set object with one stream of ten records."""
-    builder = ObjectBuilder(checksum=True)
-    builder.write([RecordBatch(stream_id, 1, start + i, 1, b"x" * 50) for i in range(10)])
-    return builder.finish()
+    records = [RecordBatch(stream_id, 1, start + i, 1, b"x" * 50) for i in range(10)]
+    return built_object([records], checksum=True, relative=relative)
 
 
 def committed(data: bytes, **changes: Any) -> MapObject:
@@ -233,14 +232,17 @@ def test_an_object_that_is_read_well_the_second_time_is_sound() -> None:
 def test_forms_of_every_kind_are_read() -> None:
     store, whole = MemoryObjectStore(), built()
     composite = encode_composite([LinkedObject(7, 0, whole.entries)])
-    for key, data in (("set", whole.data), ("composite", composite), ("empty", b"")):
+    relative = built(relative=True).data
+    bodies = {"set": whole.data, "relative": relative, "composite": composite, "empty": b""}
+    for key, data in bodies.items():
         store.put(key, data)
     found = {
         (key, kind): reading_of(store, key, kind, ABSENT)
-        for key in ("set", "composite", "empty", "absent")
-        for kind in (SET, COMPOSITE, NAMED)
+        for key in (*bodies, "absent")
+        for kind in (SET, common_pb2.OBJECT_KIND_STREAM, COMPOSITE, NAMED)
     }
-    sound = {("set", SET), ("composite", COMPOSITE)}
-    sound |= {(key, NAMED) for key in ("set", "composite", "empty")}
+    sound = {("set", SET), ("set", common_pb2.OBJECT_KIND_STREAM), ("composite", COMPOSITE)}
+    sound |= {("relative", SET)}
+    sound |= {(key, NAMED) for key in bodies}
     assert {at for at, reading in found.items() if reading is Reading.SOUND} == sound
     assert {key for (key, _), reading in found.items() if reading is Reading.UNREAD} == {"absent"}

@@ -12,6 +12,7 @@ from streammeta.controller.metadata.api.object_listings import (
     ListStreamObjects,
     ListStreamSetObjects,
 )
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.tables.values import NodeIdentity, PageRequest
 from streammeta.controller.runtime.load.admission import (
     OPENED_PER_TURN,
@@ -166,7 +167,7 @@ def test_classes_of_requests() -> None:
     assert class_by_row("ObjectService.CommitStreamObject", commit) is RequestClass.COMMIT
     registration = requests.RegisterNode(node=node)
     assert class_by_row("NodeService.RegisterNode", registration) is RequestClass.CHANGE
-    query = requests.ObjectQuery(1, 0, -1)
+    query = ObjectQuery(1, 0, -1)
     assert class_of_read(requests.GetObjects(queries=(query,))) is RequestClass.READ
     assert class_of_read(requests.DescribeStreams()) is RequestClass.SCAN
     for count, kind in ((500, RequestClass.READ), (501, RequestClass.SCAN)):

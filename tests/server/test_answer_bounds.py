@@ -15,10 +15,15 @@ import pytest_asyncio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.grpc_server.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from streammeta.controller.lifecycle.failover import COMPACTIONS_LISTED_MAX
 from streammeta.controller.metadata.api import answer_budget as budget
-from streammeta.controller.metadata.api.answers import CommitStreamSetObjectAnswer, KVResult
+from streammeta.controller.metadata.api.answers import (
+    CommitStreamSetObjectAnswer,
+    KVResult,
+    SharedRowResults,
+)
 from streammeta.controller.metadata.api.commit_validation import COMMIT_ROWS_MAX
 from streammeta.controller.metadata.api.requests import SetFeatureLevel
 from streammeta.controller.records.codec import encode_records
@@ -50,6 +55,8 @@ _BOUNDS: Mapping[str, int] = {
     "CommitStreamSetObjectResponse.stream_object_errors": COMMIT_ROWS_MAX // 2,
     "CommitStreamSetObjectResponse.trim_errors": BATCH_MAX,
     "CommitStreamSetObjectResponse.trim_start_offsets": BATCH_MAX,
+    "SharedRowResults.errors": COMMIT_ROWS_MAX,
+    "SharedRowResults.start_offset": COMMIT_ROWS_MAX,
     "CommitStreamObjectResponse.trim_errors": BATCH_MAX,
     "CommitStreamObjectResponse.trim_start_offsets": BATCH_MAX,
     "CommitNamedObjectsResponse.errors": BATCH_MAX,
@@ -82,7 +89,8 @@ _BUDGETED = {
     "ObjectService.DescribeObjects": "objects",
     "ObjectService.DescribeNamedObjects": "objects",
     "ObjectService.ListStreamObjects": "objects",
-    "ObjectService.CommitStreamSetObject": "kv_results",
+    # Values are returned if the commit is rejected, starts if it is made.
+    "ObjectService.CommitStreamSetObject": "kv_results trim_start_offsets",
     "ObjectService.CommitStreamObject": "kv_results",
     "ObjectService.CommitPipeline": "commits uploads",
     "MetadataService.Watch": "records changes",
@@ -174,6 +182,9 @@ def test_the_answer_to_a_commit_is_no_larger_than_it_counts() -> None:
         kv_results=(value,) * 10,
         trim_errors=(common_pb2.ERROR_CODE_STREAM_NOT_OPENED,) * 10,  # type: ignore[arg-type]
         trim_start_offsets=((1 << 62),) * 10,
+        shared=SharedRowResults(
+            errors=np.full(300, 706), start_offset=np.full(300, 1 << 62), committed_at_ms=1 << 62
+        ),
     )
     message = objects_pb2.CommitStreamSetObjectResponse(
         error=common_pb2.ERROR_CODE_KEY_EXIST,
@@ -190,9 +201,15 @@ def test_the_answer_to_a_commit_is_no_larger_than_it_counts() -> None:
         * 10,
         trim_errors=[common_pb2.ERROR_CODE_STREAM_NOT_OPENED] * 10,
         trim_start_offsets=[1 << 62] * 10,
+        shared_results=objects_pb2.SharedRowResults(
+            errors=[common_pb2.ERROR_CODE_OFFSETS_UNKNOWN] * 300,
+            start_offset=[1 << 62] * 300,
+            committed_at_ms=1 << 62,
+        ),
     )
     assert {field.name for field in fields(answer)} == {
-        field.name for field in message.DESCRIPTOR.fields
+        field.name.removesuffix("_results") if "shared" in field.name else field.name
+        for field in message.DESCRIPTOR.fields
     }
     assert message.ByteSize() + 8 <= budget.commit_bytes(answer)
 
@@ -283,6 +300,38 @@ async def test_commits_of_a_message_share_the_size_of_its_answer(rpcs: Rpcs) -> 
     failure = await failure_of(call.read())
     assert failure.metadata["field"] == "commits"
     assert failure.metadata["sequence"] == "7"
+    assert failure.reason == "LIMIT_EXCEEDED"
+
+
+async def test_shared_rows_of_a_message_share_the_size_of_its_answer(rpcs: Rpcs) -> None:
+    _, first = await rpcs.begin(streams=1, objects=21)
+    await rpcs.controller.write(SetFeatureLevel(level=SUPPORTED.highest))
+    shared = streams_pb2.CreateStreamsRequest(
+        request_id="shared", node=NODE, streams=[streams_pb2.NewStream(shared=True)]
+    )
+    (stream_id,) = (await rpcs.ask(shared)).stream_ids
+    rows = objects_pb2.SharedRowColumns(
+        stream_id=[stream_id] * COMMIT_ROWS_MAX, record_count=[1] * COMMIT_ROWS_MAX
+    )
+    commits = [
+        objects_pb2.CommitStreamSetObjectRequest(
+            node=NODE,
+            object_id=object_id,
+            order_id=object_id,
+            object_size=100,
+            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
+            shared_rows=rows,
+        )
+        for object_id in range(first, first + 21)
+    ]
+    answer = await rpcs.ask(commits[0])
+    assert list(answer.shared_results.start_offset) == list(range(COMMIT_ROWS_MAX))
+    assert not answer.shared_results.errors, "no verdicts at all are NONE"
+    message = objects_pb2.CommitPipelineRequest(sequence=7, commits=commits[1:])
+    sent: Any = iter([message.SerializeToString()])
+    call: Any = rpcs.channel.stream_stream("/streammeta.v1.ObjectService/CommitPipeline")(sent)
+    failure = await failure_of(call.read())
+    assert failure.metadata["field"] == "commits"
     assert failure.reason == "LIMIT_EXCEEDED"
 
 

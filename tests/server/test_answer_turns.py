@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.object_listings import ListStreamSetObjects
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY
 from streammeta.controller.rpc.services import routes as routes_module
@@ -148,7 +149,7 @@ async def test_an_answer_in_turns_is_that_of_the_map_at_one_offset(seed: int) ->
         """Remember what the map would answer now, query by query."""
         results = []
         for query in request.queries:
-            one = requests.ObjectQuery(query.stream_id, query.start_offset, -1)
+            one = ObjectQuery(query.stream_id, query.start_offset, -1)
             found: Any = leader.map.cluster_metadata.query(requests.GetObjects(queries=(one,)))
             results.append([object_.object_id for object_ in found.results[0].objects])
         expected[leader.log.next_offset] = results

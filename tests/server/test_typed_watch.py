@@ -64,8 +64,9 @@ class Mirror:
         for stream in content.streams:
             self.streams[stream.stream_id] = {
                 "node": -1,
-                "epoch": -1,
+                "epoch": 0 if stream.shared else -1,
                 "opened": False,
+                "shared": stream.shared,
                 "start": 0,
                 "end": 0,
                 "tags": {tag.key: tag.value for tag in stream.tags},
@@ -186,6 +187,7 @@ def compare_streams(mirror: Mirror, pair: Pair) -> None:
             "node": stream.node_id,
             "epoch": stream.epoch,
             "opened": stream.state is StreamState.OPENED,
+            "shared": stream.state is StreamState.SHARED,
             "start": stream.start_offset,
             "end": stream.end_offset,
             "tags": dict(stream.tags),

@@ -10,6 +10,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH, RollingHash
 from tests.sim.sim_map import MAP_KEY, MapWatch
+from tests.sim.sim_shared_streams import AppendWatch
 from tests.sim.sim_store import Held, Store, StoreImage
 from tests.sim.sim_time import check
 
@@ -45,6 +46,7 @@ class Ledger(Batches):
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
         self._past: dict[str, list[tuple[int, Held | None]]] = {}
         self.map_watch = MapWatch()
+        self.append_watch = AppendWatch()
 
     def count_before_epoch(self, epoch: int) -> int:
         """Count of batches that leaders of earlier epochs called committed."""
@@ -80,6 +82,7 @@ class Ledger(Batches):
                 self._past.setdefault(key, []).append((offset + 1, self.store.held(key)))
                 if key == MAP_KEY:
                     self.map_watch.commit(self.store.map, offset, records)
+                    self.append_watch.commit(records, offset)
             self._log_hash.forget_undo(batch.end_offset)
         self._hashes[batch.end_offset] = self.store.hash, self._log_hash.value
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.object_slices import ObjectQuery
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, StreamState
 from streammeta.controller.records import record as rec
@@ -159,7 +160,7 @@ def find_readable(
         )
     ]
     if runs:
-        queries = tuple(r.ObjectQuery(stream_id, first, -1) for stream_id, first, _ in runs)
+        queries = tuple(ObjectQuery(stream_id, first, -1) for stream_id, first, _ in runs)
         answer: Any = cluster_metadata.query(r.GetObjects(queries=queries))
         for (stream_id, first, end), found in zip(runs, answer.results, strict=True):
             reached = [object_.end_offset for object_ in found.objects][-1:]
@@ -217,6 +218,7 @@ def state_of(cluster_metadata: ClusterMetadata) -> State:
             start=stream.start_offset,
             end=stream.end_offset,
             opened=stream.state is StreamState.OPENED,
+            shared=stream.state is StreamState.SHARED,
             node=stream.node_id,
         )
         for owed in stream.pending_uploads:

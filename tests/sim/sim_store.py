@@ -26,7 +26,7 @@ from streammeta.controller.metadata.registries.limits import QUOTAS
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import encode_records
-from streammeta.controller.records.record import KVsPut, Record
+from streammeta.controller.records.record import Int64Column, KVsPut, Record
 from tests.linearizability import models
 from tests.sim.sim_map import MAP_KEY, MapAnswer, MapWrite, find_readable, state_of
 from tests.sim.sim_time import check
@@ -138,6 +138,10 @@ class Store:
     def has_node(self, _: int) -> bool:
         """Return True: no node counts."""
         return True
+
+    def new_producers(self, stream_id: Int64Column, producer_id: Int64Column) -> int:
+        """Return how many producers of the map would be new."""
+        return self.map.new_producers(stream_id, producer_id)
 
     def kv_size(self, _: str, __: str) -> int:
         """Return -1: no key is there."""

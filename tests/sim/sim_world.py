@@ -22,6 +22,7 @@ from streammeta.controller.quorum.messages import Message, RequestHeader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import DiskFullError
 from tests.linearizability.history import Recorder
+from tests.sim.sim_appender import Appender
 from tests.sim.sim_backup import Backups
 from tests.sim.sim_clients import Client, Compactor, Janitor, MapClient, Repeater, Upgrader
 from tests.sim.sim_controller import Outcome, Refused
@@ -47,6 +48,8 @@ OLDER_LEVELS = Levels(BASE_LEVEL, BASE_LEVEL)
 _MAP_CLIENTS = 2
 _SHARE_WITH_REPEATS = 0.4
 """Share of the runs with a map in which a client repeats commits that left rows out."""
+_SHARE_WITH_APPENDS = 0.5
+"""Share of the runs with a map in which producers append to shared streams."""
 _UNCOMMITTED_MAX = 6_000
 _GIVEN_UP_MS = 200
 _RESTART_DELAYS = (1, 20, 100, 400, 900)
@@ -124,6 +127,9 @@ class World:
             repeats = random.Random(f"{seed}/{profile_name}/repeats")
             if repeats.random() < _SHARE_WITH_REPEATS:
                 self.clients.append(Repeater(self, repeats))
+            appends = random.Random(f"{seed}/{profile_name}/appends")
+            if self.restoration is None and appends.random() < _SHARE_WITH_APPENDS:
+                self.clients += [Appender(self, appends, number) for number in range(2)]
             Janitor(self).begin()
             self._make_some_older(random.Random(f"{seed}/{profile_name}/levels"))
 

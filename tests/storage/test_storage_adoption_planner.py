@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.storage.adoption.last_entries import entries_ahead
+from streammeta.storage.adoption.last_entries import entries_ahead, read_last_entries
 from streammeta.storage.adoption.model import (
+    HARMLESS,
     AdoptedRange,
     Candidate,
     Entry,
     HeldRange,
+    LeftBehind,
     StoredRecord,
     StoredRun,
     StreamHead,
     Why,
 )
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
-from streammeta.storage.adoption.survey import copy_torn
+from streammeta.storage.adoption.survey import StoredObject, copy_torn, read_candidates
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
+from tests.kit.built_objects import built_object
 from tests.kit.memory_store import MemoryObjectStore
 
 Part = tuple[int, int, int, str]
@@ -267,6 +271,22 @@ def test_an_entry_is_ahead_until_its_stream_has_reached_its_end(end: int, is_ahe
 def test_a_deleted_stream_has_no_entry_ahead_and_a_stream_to_come_has_all() -> None:
     of_deleted, of_later = index_entry(1, 0, 10), index_entry(7, 0, 1)
     assert entries_ahead([of_deleted, of_later], {7: 0}) == (of_later,)
+
+
+def test_a_relative_object_is_left_behind_since_nobody_knows_its_offsets() -> None:
+    """Even if its bytes look like a stream's beginning. It counts as a loss."""
+    store, records = MemoryObjectStore(), [[RecordBatch(0, 5, 0, 3, b"a")]]
+    for object_id, relative in ((1, True), (2, False)):
+        data = built_object(records, relative=relative).data
+        store.put(key_for(object_id, "n"), data)
+        last = read_last_entries(store, key_for(object_id, "n"), len(data))
+        assert [(found.stream_id, found.end_offset) for found in last.entries] == [(0, 3)]
+        assert last.relative is relative
+    found = read_candidates(store, "n", [StoredObject(1, 1), StoredObject(2, 1)], lambda _: None)
+    relative_object, normal_object = found
+    assert relative_object == LeftBehind(1, -1, -1, -1, Why.RELATIVE)
+    assert isinstance(normal_object, Candidate)
+    assert Why.RELATIVE not in HARMLESS
 
 
 def test_only_the_entries_ahead_are_returned_in_their_order() -> None:

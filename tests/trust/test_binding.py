@@ -80,6 +80,7 @@ NAMING_A = (
     requests.DeleteStreams(node=A, streams=(requests.StreamToDelete(0, 0),)),
     requests.GetOpeningStreams(node=NodeIdentity(A.node_id, 2)),
     recovery(A),
+    requests.IssueProducerIds(node=A, count=1),
     requests.PrepareObjects(request_id="new", node=A, count=1, ttl_ms=60_000),
     requests.CommitNamedObjects(
         node=A,

@@ -185,15 +185,18 @@ async def test_parts_of_a_commit_need_the_roles_and_namespaces_of_their_own_call
     text = '[[namespace]]\nprefix = "orders."\nprincipals = ["broker/1008"]'
     server.authenticator.use_policy(parse_policy(text, CLUSTER, "policy.toml"))
     broker, compactor = await server.by("broker/1007"), await server.by("compactor/one")
-    puts, trims, others = commit(OWN, 0), commit(OWN, 0), commit(OWN, 0)
+    puts, trims, others, shared = (commit(OWN, 0) for _ in range(4))
     puts.kv_puts.add(key="k", value=b"v")
     trims.trims.add(stream_id=0, stream_epoch=1, new_start_offset=1)
     others.kv_puts.add(namespace="orders.eu", key="k", value=b"v")
+    shared.shared_rows.stream_id.append(0)
+    shared.shared_rows.record_count.append(1)
     before = server.state()
     method = "ObjectService/CommitStreamSetObject"
     for caller, request, reason in (
         (compactor, puts, "ROLE_LACKS_CALL"),
         (compactor, trims, "ROLE_LACKS_CALL"),
+        (compactor, shared, "ROLE_LACKS_CALL"),
         (broker, others, "NOT_YOUR_NAMESPACE"),
     ):
         assert (await caller.refusal(method, request))[:2] == ("PERMISSION_DENIED", reason)

@@ -74,6 +74,7 @@ WHO_MAY = {
     "DeleteStreams": "ba",
     "GetOpeningStreams": "b",
     "AbandonUploads": "a",
+    "IssueProducerIds": "b",
     "DescribeStreams": "bcrxa",
     "FindStreams": "bcrxa",
     "PrepareObjects": "bc",
@@ -97,8 +98,9 @@ EVERY_CALLER = "".join(CALLERS)
 
 HELD_TO_A_NODE = {
     "RegisterNode", "Heartbeat", "UnregisterNode", "CreateStreams", "OpenStreams", "CloseStreams",
-    "TrimStreams", "DeleteStreams", "GetOpeningStreams", "PrepareObjects", "CommitStreamSetObject",
-    "CommitStreamObject", "CommitPipeline", "CommitNamedObjects", "DeleteNamedObjects",
+    "TrimStreams", "DeleteStreams", "GetOpeningStreams", "IssueProducerIds", "PrepareObjects",
+    "CommitStreamSetObject", "CommitStreamObject", "CommitPipeline", "CommitNamedObjects",
+    "DeleteNamedObjects",
 }  # fmt: skip
 
 

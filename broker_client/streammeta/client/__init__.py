@@ -16,6 +16,7 @@ from streammeta.client.api.named_objects import NamedObject as NamedObject
 from streammeta.client.api.named_objects import NamedObjects as NamedObjects
 from streammeta.client.api.named_objects import OwnerKey as OwnerKey
 from streammeta.client.api.named_objects import OwnerStream as OwnerStream
+from streammeta.client.api.shared_stream import SharedStream as SharedStream
 from streammeta.client.api.stream import Stream as Stream
 from streammeta.client.api.stream_client import NodeCompaction as NodeCompaction
 from streammeta.client.api.stream_client import StreamClient as StreamClient
@@ -52,6 +53,7 @@ from streammeta.client.wal.bucket.config import ObjectLogConfig as ObjectLogConf
 from streammeta.client.wal.bucket.failover import FailoverReport as FailoverReport
 from streammeta.client.wal.disk.config import LogConfig as LogConfig
 from streammeta.client.wal.disk.recovery import RecoveryReport as RecoveryReport
+from streammeta.client.writing.shared_batches import Producer as Producer
 from streammeta.storage.object_format.record import RecordBatch as RecordBatch
 from streammeta.tls.files import TlsFiles as TlsFiles
 

@@ -33,6 +33,8 @@ TTL_S_MIN, TTL_S_MAX = 1.0, 604_800.0
 _CHECKS = {
     "upload_bytes": at_least(1, UPLOAD_BYTES_MAX),
     "linger_s": seconds(may_be_zero=True),
+    "shared_linger_ms": at_least(0),
+    "shared_batch_bytes": at_least(1, UPLOAD_BYTES_MAX),
     "max_streams": at_least(1, STREAMS_MAX),
     "ttl_s": seconds(TTL_S_MIN, TTL_S_MAX),
     "close_deadline_s": seconds(may_be_zero=True),
@@ -50,7 +52,8 @@ class WriterConfig:
     """Limits and triggers of a writer. Sizes are in bytes, times in seconds unless named otherwise.
 
     `durability`: appends are acknowledged when their object is committed ("object"), or when a
-    local write-ahead log has them on disk ("wal").
+    local write-ahead log has them on disk ("wal"). Appends to shared streams are acknowledged when
+    their object is committed, and have a buffer of `max_buffer_bytes` of their own.
     """
 
     max_buffer_bytes: int = 128 * _MIB  # of records, their overhead, and objects being uploaded
@@ -66,6 +69,8 @@ class WriterConfig:
     close_deadline_s: float = 120.0  # default deadline of `close`
     reupload_attempts: int = 3  # new uploads of a batch with expired ids; 0: fail instead
     durability: Literal["object", "wal"] = "object"
+    shared_linger_ms: int = 50  # latest time from a shared batch's first record to its upload
+    shared_batch_bytes: int = 8 * _MIB  # size of the open shared batch that starts its upload
 
     def __post_init__(self) -> None:
         """Reject contradictory limits."""

@@ -107,6 +107,7 @@ class StreamRange:
 class StreamDescription:
     """A stream. Epoch and node are None if it was never opened.
 
+    A shared stream has no node, and is never open.
     `ranges` are empty unless requested. `pending` are offset ranges that former owners still have
     to upload, `lost` the abandoned ones.
     """
@@ -115,6 +116,7 @@ class StreamDescription:
     epoch: int | None
     node_id: int | None
     is_open: bool
+    is_shared: bool
     start_offset: int
     end_offset: int
     tags: Mapping[str, str]
@@ -201,6 +203,7 @@ def stream_description(stream: streams_pb2.StreamDescription) -> StreamDescripti
         StreamDescription,
         stream,
         is_open=stream.state == common_pb2.STREAM_STATE_OPENED,
+        is_shared=stream.state == common_pb2.STREAM_STATE_SHARED,
         tags={tag.key: tag.value for tag in stream.tags},
         ranges=tuple(_translate(StreamRange, range_) for range_ in stream.ranges),
         pending=tuple(

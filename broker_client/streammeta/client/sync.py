@@ -21,14 +21,15 @@ from collections.abc import (
     Sequence,
 )
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
-from streammeta.client.api import key_values, stream, stream_client, watch
+from streammeta.client.api import key_values, shared_stream, stream, stream_client, watch
 from streammeta.client.api.client_config import StreamClientConfig
 from streammeta.client.errors import ClientClosedError, ForkedProcessError
 from streammeta.client.nodes.session import Tags
 from streammeta.client.resources.resources import warn_unclosed
 from streammeta.client.resources.tally import ClientMetrics
+from streammeta.client.writing.shared_batches import Producer
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.tls.files import TlsFiles
@@ -111,7 +112,9 @@ def _blocking(
 
     @wraps(method)
     def call(self: _Facade[PartT], /, *args: Params.args, **kwargs: Params.kwargs) -> ResultT:
-        return self._loop.run(method(self._part, *args, **kwargs))
+        # By name: a subclass of the part has its own method.
+        own: Callable[Params, Coroutine[Any, Any, ResultT]] = getattr(self._part, method.__name__)
+        return self._loop.run(own(*args, **kwargs))
 
     return call
 
@@ -220,6 +223,38 @@ class Stream(_Facade[stream.Stream]):
         self.close()
 
 
+class SharedStream(Stream):
+    """One shared stream of a client. See `streammeta.client.SharedStream`."""
+
+    _part: shared_stream.SharedStream
+
+    def append(
+        self,
+        record: bytes | Sequence[bytes],
+        count: int = 1,
+        *,
+        producer: Producer | None = None,
+        timestamp_ms: int | None = None,
+        max_timestamp_ms: int | None = None,
+    ) -> int:
+        """Append a record of `count` offsets, or a sequence of records. Return the first offset."""
+        return self._loop.run(
+            self._part.append(
+                record,
+                count,
+                producer=producer,
+                timestamp_ms=timestamp_ms,
+                max_timestamp_ms=max_timestamp_ms,
+            )
+        )
+
+
+def _handle(loop: _LoopThread, of: stream.Stream) -> Stream:
+    """Return the handle of the same kind."""
+    kind = SharedStream if isinstance(of, shared_stream.SharedStream) else Stream
+    return kind(loop, of)
+
+
 class StreamClient(_Facade[stream_client.StreamClient]):
     """A client of one cluster that blocks. Create it with `open`, and `close` it.
 
@@ -292,22 +327,51 @@ class StreamClient(_Facade[stream_client.StreamClient]):
         """Return this client's counters."""
         return self._part.metrics()
 
-    def create_stream(self, tags: Tags | None = None, /, **more: str) -> Stream:
-        """Create a stream with these tags and open it: `create_stream(topic="orders")`."""
-        return Stream(self._loop, self._loop.run(self._part.create_stream(tags, **more)))
+    @overload
+    def create_stream(
+        self, tags: Tags | None = None, /, *, shared: Literal[False] = False, **more: str
+    ) -> Stream: ...
+    @overload
+    def create_stream(
+        self, tags: Tags | None = None, /, *, shared: Literal[True], **more: str
+    ) -> SharedStream: ...
+    def create_stream(
+        self, tags: Tags | None = None, /, *, shared: bool = False, **more: str
+    ) -> Stream:
+        """Create a stream with these tags and open it: `create_stream(topic="orders")`.
+
+        With `shared` the stream needs no open, and every broker may append to it.
+        """
+        all_tags = {**(tags or {}), **more}
+        # The overloads differ in the kind of the result alone.
+        made: Coroutine[Any, Any, stream.Stream] = (
+            self._part.create_stream(all_tags, shared=True)
+            if shared
+            else self._part.create_stream(all_tags)
+        )
+        return _handle(self._loop, self._loop.run(made))
 
     def find_streams(self, tags: Tags | None = None, /, **more: str) -> list[Stream]:
         """Return the streams that have all of these tags, by id: `find_streams(topic="orders")`."""
         found = self._loop.run(self._part.find_streams(tags, **more))
-        return [Stream(self._loop, stream) for stream in found]
+        return [_handle(self._loop, handle) for handle in found]
 
     def open_stream(self, stream_id: int) -> Stream:
         """Open a stream for this node, under its next epoch, and accept appends to it."""
         return Stream(self._loop, self._loop.run(self._part.open_stream(stream_id)))
 
-    def stream(self, stream_id: int) -> Stream:
-        """Return the handle of a stream without a call, for example to read it."""
-        return Stream(self._loop, self._part.stream(stream_id))
+    @overload
+    def stream(self, stream_id: int, *, shared: Literal[False] = False) -> Stream: ...
+    @overload
+    def stream(self, stream_id: int, *, shared: Literal[True]) -> SharedStream: ...
+    def stream(self, stream_id: int, *, shared: bool = False) -> Stream:
+        """Return the handle of a stream without a call, for example to read it.
+
+        Only a handle with `shared` can append to a shared stream.
+        """
+        if shared:
+            return _handle(self._loop, self._part.stream(stream_id, shared=True))
+        return _handle(self._loop, self._part.stream(stream_id))
 
     def watch(
         self,

@@ -71,6 +71,12 @@ const (
 	ErrorCode_ERROR_CODE_OBJECT_NOT_COMMITTED        ErrorCode = 516 // the object exists but is not committed
 	ErrorCode_ERROR_CODE_STREAM_INNER_ERROR          ErrorCode = 599 // stream and range disagree with the request's epoch
 	ErrorCode_ERROR_CODE_OBJECT_CONTENT_MISMATCH     ErrorCode = 700 // the object id was committed before, with other content; nothing was changed
+	ErrorCode_ERROR_CODE_STREAM_KIND_MISMATCH        ErrorCode = 701 // the stream is shared and must be owned, or the other way round
+	ErrorCode_ERROR_CODE_DUPLICATE_BATCH             ErrorCode = 702 // the producer's batch was committed before, at the offset of its result
+	ErrorCode_ERROR_CODE_OUT_OF_ORDER_SEQUENCE       ErrorCode = 703 // the batch does not continue its producer's sequence
+	ErrorCode_ERROR_CODE_PRODUCER_FENCED             ErrorCode = 704 // a newer epoch of the producer has written to the stream
+	ErrorCode_ERROR_CODE_STREAM_ROWS_REJECTED        ErrorCode = 705 // another shared row of the stream was rejected; commit this one again
+	ErrorCode_ERROR_CODE_OFFSETS_UNKNOWN             ErrorCode = 706 // committed before, but the offsets are no longer known
 )
 
 // Enum value maps for ErrorCode.
@@ -94,6 +100,12 @@ var (
 		516: "ERROR_CODE_OBJECT_NOT_COMMITTED",
 		599: "ERROR_CODE_STREAM_INNER_ERROR",
 		700: "ERROR_CODE_OBJECT_CONTENT_MISMATCH",
+		701: "ERROR_CODE_STREAM_KIND_MISMATCH",
+		702: "ERROR_CODE_DUPLICATE_BATCH",
+		703: "ERROR_CODE_OUT_OF_ORDER_SEQUENCE",
+		704: "ERROR_CODE_PRODUCER_FENCED",
+		705: "ERROR_CODE_STREAM_ROWS_REJECTED",
+		706: "ERROR_CODE_OFFSETS_UNKNOWN",
 	}
 	ErrorCode_value = map[string]int32{
 		"ERROR_CODE_NONE":                        0,
@@ -114,6 +126,12 @@ var (
 		"ERROR_CODE_OBJECT_NOT_COMMITTED":        516,
 		"ERROR_CODE_STREAM_INNER_ERROR":          599,
 		"ERROR_CODE_OBJECT_CONTENT_MISMATCH":     700,
+		"ERROR_CODE_STREAM_KIND_MISMATCH":        701,
+		"ERROR_CODE_DUPLICATE_BATCH":             702,
+		"ERROR_CODE_OUT_OF_ORDER_SEQUENCE":       703,
+		"ERROR_CODE_PRODUCER_FENCED":             704,
+		"ERROR_CODE_STREAM_ROWS_REJECTED":        705,
+		"ERROR_CODE_OFFSETS_UNKNOWN":             706,
 	}
 )
 
@@ -269,6 +287,7 @@ const (
 	StreamState_STREAM_STATE_UNSPECIFIED StreamState = 0 // never sent
 	StreamState_STREAM_STATE_OPENED      StreamState = 1 // its owner may commit
 	StreamState_STREAM_STATE_CLOSED      StreamState = 2 // commits are rejected
+	StreamState_STREAM_STATE_SHARED      StreamState = 3 // every broker may commit shared rows
 )
 
 // Enum value maps for StreamState.
@@ -277,11 +296,13 @@ var (
 		0: "STREAM_STATE_UNSPECIFIED",
 		1: "STREAM_STATE_OPENED",
 		2: "STREAM_STATE_CLOSED",
+		3: "STREAM_STATE_SHARED",
 	}
 	StreamState_value = map[string]int32{
 		"STREAM_STATE_UNSPECIFIED": 0,
 		"STREAM_STATE_OPENED":      1,
 		"STREAM_STATE_CLOSED":      2,
+		"STREAM_STATE_SHARED":      3,
 	}
 )
 
@@ -540,7 +561,7 @@ const file_streammeta_v1_common_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"-\n" +
 	"\x03Tag\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value*\x93\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value*\xe9\x06\n" +
 	"\tErrorCode\x12\x13\n" +
 	"\x0fERROR_CODE_NONE\x10\x00\x12\x1e\n" +
 	"\x1aERROR_CODE_INVALID_REQUEST\x10*\x12 \n" +
@@ -559,7 +580,13 @@ const file_streammeta_v1_common_proto_rawDesc = "" +
 	"\x16ERROR_CODE_NODE_LOCKED\x10\x83\x04\x12$\n" +
 	"\x1fERROR_CODE_OBJECT_NOT_COMMITTED\x10\x84\x04\x12\"\n" +
 	"\x1dERROR_CODE_STREAM_INNER_ERROR\x10\xd7\x04\x12'\n" +
-	"\"ERROR_CODE_OBJECT_CONTENT_MISMATCH\x10\xbc\x05\"\x16\b\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\"\x06\b\xf5\x03\x10\xf5\x03\"\x06\b\xfb\x03\x10\xfb\x03*\xd3\x01\n" +
+	"\"ERROR_CODE_OBJECT_CONTENT_MISMATCH\x10\xbc\x05\x12$\n" +
+	"\x1fERROR_CODE_STREAM_KIND_MISMATCH\x10\xbd\x05\x12\x1f\n" +
+	"\x1aERROR_CODE_DUPLICATE_BATCH\x10\xbe\x05\x12%\n" +
+	" ERROR_CODE_OUT_OF_ORDER_SEQUENCE\x10\xbf\x05\x12\x1f\n" +
+	"\x1aERROR_CODE_PRODUCER_FENCED\x10\xc0\x05\x12$\n" +
+	"\x1fERROR_CODE_STREAM_ROWS_REJECTED\x10\xc1\x05\x12\x1f\n" +
+	"\x1aERROR_CODE_OFFSETS_UNKNOWN\x10\xc2\x05\"\x16\b\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\"\x06\b\xf5\x03\x10\xf5\x03\"\x06\b\xfb\x03\x10\xfb\x03*\xd3\x01\n" +
 	"\vObjectState\x12\x1c\n" +
 	"\x18OBJECT_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15OBJECT_STATE_PREPARED\x10\x01\x12\x1a\n" +
@@ -574,11 +601,12 @@ const file_streammeta_v1_common_proto_rawDesc = "" +
 	"\x16OBJECT_KIND_STREAM_SET\x10\x01\x12\x16\n" +
 	"\x12OBJECT_KIND_STREAM\x10\x02\x12\x19\n" +
 	"\x15OBJECT_KIND_COMPOSITE\x10\x03\x12\x15\n" +
-	"\x11OBJECT_KIND_NAMED\x10\x04*]\n" +
+	"\x11OBJECT_KIND_NAMED\x10\x04*v\n" +
 	"\vStreamState\x12\x1c\n" +
 	"\x18STREAM_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13STREAM_STATE_OPENED\x10\x01\x12\x17\n" +
-	"\x13STREAM_STATE_CLOSED\x10\x02*c\n" +
+	"\x13STREAM_STATE_CLOSED\x10\x02\x12\x17\n" +
+	"\x13STREAM_STATE_SHARED\x10\x03*c\n" +
 	"\n" +
 	"OnConflict\x12\x1b\n" +
 	"\x17ON_CONFLICT_UNSPECIFIED\x10\x00\x12\x1a\n" +

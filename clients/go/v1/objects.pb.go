@@ -393,6 +393,146 @@ func (x *StreamObjectColumns) GetCrc32C() []int64 {
 	return nil
 }
 
+// Appends to shared streams, one row per batch of records, in the order of the object. Sorted by stream id. The
+// object contains offsets from 0 on in each stream that has rows here (docs/format.md). The commit assigns the
+// stream's next offsets to all rows of the stream, or to none of them.
+type SharedRowColumns struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StreamId      []int64                `protobuf:"fixed64,1,rep,packed,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`                // not descending; a stream of neither ranges nor stream_objects
+	RecordCount   []int64                `protobuf:"fixed64,2,rep,packed,name=record_count,json=recordCount,proto3" json:"record_count,omitempty"`       // offsets to assign, 1..2^31-1
+	ProducerId    []int64                `protobuf:"fixed64,3,rep,packed,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`          // of an idempotent producer; -1: none; may be empty: all none
+	ProducerEpoch []int64                `protobuf:"fixed64,4,rep,packed,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"` // 0..32767; -1 without a producer; empty if producer_id is
+	FirstSequence []int64                `protobuf:"fixed64,5,rep,packed,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"` // of the batch's first record, 0..2^31-1; likewise
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SharedRowColumns) Reset() {
+	*x = SharedRowColumns{}
+	mi := &file_streammeta_v1_objects_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SharedRowColumns) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SharedRowColumns) ProtoMessage() {}
+
+func (x *SharedRowColumns) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_objects_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SharedRowColumns.ProtoReflect.Descriptor instead.
+func (*SharedRowColumns) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SharedRowColumns) GetStreamId() []int64 {
+	if x != nil {
+		return x.StreamId
+	}
+	return nil
+}
+
+func (x *SharedRowColumns) GetRecordCount() []int64 {
+	if x != nil {
+		return x.RecordCount
+	}
+	return nil
+}
+
+func (x *SharedRowColumns) GetProducerId() []int64 {
+	if x != nil {
+		return x.ProducerId
+	}
+	return nil
+}
+
+func (x *SharedRowColumns) GetProducerEpoch() []int64 {
+	if x != nil {
+		return x.ProducerEpoch
+	}
+	return nil
+}
+
+func (x *SharedRowColumns) GetFirstSequence() []int64 {
+	if x != nil {
+		return x.FirstSequence
+	}
+	return nil
+}
+
+// Results of shared rows, in request order.
+type SharedRowResults struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Errors        []ErrorCode            `protobuf:"varint,1,rep,packed,name=errors,proto3,enum=streammeta.v1.ErrorCode" json:"errors,omitempty"`        // one verdict per row
+	StartOffset   []int64                `protobuf:"fixed64,2,rep,packed,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`       // first offset of each row, also of a DUPLICATE_BATCH; -1: none, or unknown
+	CommittedAtMs *int64                 `protobuf:"varint,3,opt,name=committed_at_ms,json=committedAtMs,proto3,oneof" json:"committed_at_ms,omitempty"` // append time of the committed rows, leader's clock; absent: none, or unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SharedRowResults) Reset() {
+	*x = SharedRowResults{}
+	mi := &file_streammeta_v1_objects_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SharedRowResults) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SharedRowResults) ProtoMessage() {}
+
+func (x *SharedRowResults) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_objects_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SharedRowResults.ProtoReflect.Descriptor instead.
+func (*SharedRowResults) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SharedRowResults) GetErrors() []ErrorCode {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *SharedRowResults) GetStartOffset() []int64 {
+	if x != nil {
+		return x.StartOffset
+	}
+	return nil
+}
+
+func (x *SharedRowResults) GetCommittedAtMs() int64 {
+	if x != nil && x.CommittedAtMs != nil {
+		return *x.CommittedAtMs
+	}
+	return 0
+}
+
 // A commit is identified by its object_id, or without one by the ids of its stream objects. A repeat has the
 // same content: all fields except request_id, node_epoch, stream_epoch, failover, on_conflict and the
 // conditions of kv_puts; rows may be in another order. REJECT_ALL can't repeat an ACCEPT_VALID commit of which
@@ -428,14 +568,17 @@ type CommitStreamSetObjectRequest struct {
 	// For an upload with failover: the caller itself. The leader rejects it with NODE_FENCED unless the recovery
 	// of the node is assigned to it. Absent, and at leaders of older versions: not checked. Over TLS the leader
 	// always checks the caller's certificate.
-	Recoverer     *NodeIdentity `protobuf:"bytes,17,opt,name=recoverer,proto3" json:"recoverer,omitempty"`
+	Recoverer *NodeIdentity `protobuf:"bytes,17,opt,name=recoverer,proto3" json:"recoverer,omitempty"`
+	// From feature level 5 on. Appends to shared streams, at most 20000 with ranges and stream_objects. Only for an
+	// upload with an object_id, without failover.
+	SharedRows    *SharedRowColumns `protobuf:"bytes,18,opt,name=shared_rows,json=sharedRows,proto3" json:"shared_rows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitStreamSetObjectRequest) Reset() {
 	*x = CommitStreamSetObjectRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[4]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +590,7 @@ func (x *CommitStreamSetObjectRequest) String() string {
 func (*CommitStreamSetObjectRequest) ProtoMessage() {}
 
 func (x *CommitStreamSetObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[4]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +603,7 @@ func (x *CommitStreamSetObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitStreamSetObjectRequest.ProtoReflect.Descriptor instead.
 func (*CommitStreamSetObjectRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{4}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CommitStreamSetObjectRequest) GetRequestId() string {
@@ -582,6 +725,13 @@ func (x *CommitStreamSetObjectRequest) GetRecoverer() *NodeIdentity {
 	return nil
 }
 
+func (x *CommitStreamSetObjectRequest) GetSharedRows() *SharedRowColumns {
+	if x != nil {
+		return x.SharedRows
+	}
+	return nil
+}
+
 type CommitStreamSetObjectResponse struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	Error              ErrorCode              `protobuf:"varint,1,opt,name=error,proto3,enum=streammeta.v1.ErrorCode" json:"error,omitempty"`                                                              // NONE: committed (under ACCEPT_VALID: all valid rows)
@@ -589,16 +739,17 @@ type CommitStreamSetObjectResponse struct {
 	StreamObjectErrors []ErrorCode            `protobuf:"varint,3,rep,packed,name=stream_object_errors,json=streamObjectErrors,proto3,enum=streammeta.v1.ErrorCode" json:"stream_object_errors,omitempty"` // one verdict per row of stream_objects
 	// Current value of each key of kv_puts: the value that was put, or in a repeat the newest value. If a
 	// condition has rejected the commit, KEY_EXIST marks it. Empty if the commit was rejected for another reason.
-	KvResults        []*KVResult `protobuf:"bytes,4,rep,name=kv_results,json=kvResults,proto3" json:"kv_results,omitempty"`
-	TrimErrors       []ErrorCode `protobuf:"varint,5,rep,packed,name=trim_errors,json=trimErrors,proto3,enum=streammeta.v1.ErrorCode" json:"trim_errors,omitempty"` // one per trim; empty if the commit was rejected for another reason
-	TrimStartOffsets []int64     `protobuf:"varint,6,rep,packed,name=trim_start_offsets,json=trimStartOffsets,proto3" json:"trim_start_offsets,omitempty"`          // where each trimmed stream starts now; empty unless committed
+	KvResults        []*KVResult       `protobuf:"bytes,4,rep,name=kv_results,json=kvResults,proto3" json:"kv_results,omitempty"`
+	TrimErrors       []ErrorCode       `protobuf:"varint,5,rep,packed,name=trim_errors,json=trimErrors,proto3,enum=streammeta.v1.ErrorCode" json:"trim_errors,omitempty"` // one per trim; empty if the commit was rejected for another reason
+	TrimStartOffsets []int64           `protobuf:"varint,6,rep,packed,name=trim_start_offsets,json=trimStartOffsets,proto3" json:"trim_start_offsets,omitempty"`          // where each trimmed stream starts now; empty unless committed
+	SharedResults    *SharedRowResults `protobuf:"bytes,7,opt,name=shared_results,json=sharedResults,proto3" json:"shared_results,omitempty"`                             // absent without shared_rows
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CommitStreamSetObjectResponse) Reset() {
 	*x = CommitStreamSetObjectResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[5]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +761,7 @@ func (x *CommitStreamSetObjectResponse) String() string {
 func (*CommitStreamSetObjectResponse) ProtoMessage() {}
 
 func (x *CommitStreamSetObjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[5]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +774,7 @@ func (x *CommitStreamSetObjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitStreamSetObjectResponse.ProtoReflect.Descriptor instead.
 func (*CommitStreamSetObjectResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{5}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CommitStreamSetObjectResponse) GetError() ErrorCode {
@@ -668,6 +819,13 @@ func (x *CommitStreamSetObjectResponse) GetTrimStartOffsets() []int64 {
 	return nil
 }
 
+func (x *CommitStreamSetObjectResponse) GetSharedResults() *SharedRowResults {
+	if x != nil {
+		return x.SharedResults
+	}
+	return nil
+}
+
 type CommitStreamObjectRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	RequestId       string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`                               // for tracing; commits are idempotent by object id
@@ -692,7 +850,7 @@ type CommitStreamObjectRequest struct {
 
 func (x *CommitStreamObjectRequest) Reset() {
 	*x = CommitStreamObjectRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[6]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +862,7 @@ func (x *CommitStreamObjectRequest) String() string {
 func (*CommitStreamObjectRequest) ProtoMessage() {}
 
 func (x *CommitStreamObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[6]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +875,7 @@ func (x *CommitStreamObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitStreamObjectRequest.ProtoReflect.Descriptor instead.
 func (*CommitStreamObjectRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{6}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CommitStreamObjectRequest) GetRequestId() string {
@@ -844,7 +1002,7 @@ type CommitStreamObjectResponse struct {
 
 func (x *CommitStreamObjectResponse) Reset() {
 	*x = CommitStreamObjectResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[7]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +1014,7 @@ func (x *CommitStreamObjectResponse) String() string {
 func (*CommitStreamObjectResponse) ProtoMessage() {}
 
 func (x *CommitStreamObjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[7]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +1027,7 @@ func (x *CommitStreamObjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitStreamObjectResponse.ProtoReflect.Descriptor instead.
 func (*CommitStreamObjectResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{7}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CommitStreamObjectResponse) GetError() ErrorCode {
@@ -912,7 +1070,7 @@ type CommitPipelineRequest struct {
 
 func (x *CommitPipelineRequest) Reset() {
 	*x = CommitPipelineRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[8]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1082,7 @@ func (x *CommitPipelineRequest) String() string {
 func (*CommitPipelineRequest) ProtoMessage() {}
 
 func (x *CommitPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[8]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1095,7 @@ func (x *CommitPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitPipelineRequest.ProtoReflect.Descriptor instead.
 func (*CommitPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{8}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CommitPipelineRequest) GetSequence() int64 {
@@ -988,7 +1146,7 @@ type UploadColumns struct {
 
 func (x *UploadColumns) Reset() {
 	*x = UploadColumns{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[9]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1158,7 @@ func (x *UploadColumns) String() string {
 func (*UploadColumns) ProtoMessage() {}
 
 func (x *UploadColumns) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[9]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1171,7 @@ func (x *UploadColumns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadColumns.ProtoReflect.Descriptor instead.
 func (*UploadColumns) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{9}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UploadColumns) GetNode() *NodeIdentity {
@@ -1083,7 +1241,7 @@ type CommitPipelineResponse struct {
 
 func (x *CommitPipelineResponse) Reset() {
 	*x = CommitPipelineResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[10]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1253,7 @@ func (x *CommitPipelineResponse) String() string {
 func (*CommitPipelineResponse) ProtoMessage() {}
 
 func (x *CommitPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[10]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1266,7 @@ func (x *CommitPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitPipelineResponse.ProtoReflect.Descriptor instead.
 func (*CommitPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{10}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CommitPipelineResponse) GetSequence() int64 {
@@ -1142,7 +1300,7 @@ type UploadErrors struct {
 
 func (x *UploadErrors) Reset() {
 	*x = UploadErrors{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[11]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1312,7 @@ func (x *UploadErrors) String() string {
 func (*UploadErrors) ProtoMessage() {}
 
 func (x *UploadErrors) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[11]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1325,7 @@ func (x *UploadErrors) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadErrors.ProtoReflect.Descriptor instead.
 func (*UploadErrors) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{11}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UploadErrors) GetErrors() []ErrorCode {
@@ -1194,7 +1352,7 @@ type GetObjectsRequest struct {
 
 func (x *GetObjectsRequest) Reset() {
 	*x = GetObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[12]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1364,7 @@ func (x *GetObjectsRequest) String() string {
 func (*GetObjectsRequest) ProtoMessage() {}
 
 func (x *GetObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[12]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1377,7 @@ func (x *GetObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectsRequest.ProtoReflect.Descriptor instead.
 func (*GetObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{12}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetObjectsRequest) GetQueries() []*ObjectQuery {
@@ -1248,7 +1406,7 @@ type ObjectQuery struct {
 
 func (x *ObjectQuery) Reset() {
 	*x = ObjectQuery{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[13]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1418,7 @@ func (x *ObjectQuery) String() string {
 func (*ObjectQuery) ProtoMessage() {}
 
 func (x *ObjectQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[13]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1431,7 @@ func (x *ObjectQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectQuery.ProtoReflect.Descriptor instead.
 func (*ObjectQuery) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{13}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ObjectQuery) GetStreamId() int64 {
@@ -1315,7 +1473,7 @@ type GetObjectsResponse struct {
 
 func (x *GetObjectsResponse) Reset() {
 	*x = GetObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[14]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1327,7 +1485,7 @@ func (x *GetObjectsResponse) String() string {
 func (*GetObjectsResponse) ProtoMessage() {}
 
 func (x *GetObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[14]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1340,7 +1498,7 @@ func (x *GetObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectsResponse.ProtoReflect.Descriptor instead.
 func (*GetObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{14}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetObjectsResponse) GetResults() []*ObjectList {
@@ -1363,7 +1521,7 @@ type ObjectList struct {
 
 func (x *ObjectList) Reset() {
 	*x = ObjectList{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[15]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1533,7 @@ func (x *ObjectList) String() string {
 func (*ObjectList) ProtoMessage() {}
 
 func (x *ObjectList) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[15]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1546,7 @@ func (x *ObjectList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectList.ProtoReflect.Descriptor instead.
 func (*ObjectList) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{15}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ObjectList) GetError() ErrorCode {
@@ -1445,7 +1603,7 @@ type ObjectSlice struct {
 
 func (x *ObjectSlice) Reset() {
 	*x = ObjectSlice{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[16]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1615,7 @@ func (x *ObjectSlice) String() string {
 func (*ObjectSlice) ProtoMessage() {}
 
 func (x *ObjectSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[16]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1628,7 @@ func (x *ObjectSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSlice.ProtoReflect.Descriptor instead.
 func (*ObjectSlice) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{16}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ObjectSlice) GetObjectId() int64 {
@@ -1546,7 +1704,7 @@ type DescribeObjectsRequest struct {
 
 func (x *DescribeObjectsRequest) Reset() {
 	*x = DescribeObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[17]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1558,7 +1716,7 @@ func (x *DescribeObjectsRequest) String() string {
 func (*DescribeObjectsRequest) ProtoMessage() {}
 
 func (x *DescribeObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[17]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1571,7 +1729,7 @@ func (x *DescribeObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeObjectsRequest.ProtoReflect.Descriptor instead.
 func (*DescribeObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{17}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DescribeObjectsRequest) GetObjectIds() []int64 {
@@ -1599,7 +1757,7 @@ type DescribeObjectsResponse struct {
 
 func (x *DescribeObjectsResponse) Reset() {
 	*x = DescribeObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[18]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1769,7 @@ func (x *DescribeObjectsResponse) String() string {
 func (*DescribeObjectsResponse) ProtoMessage() {}
 
 func (x *DescribeObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[18]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1782,7 @@ func (x *DescribeObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeObjectsResponse.ProtoReflect.Descriptor instead.
 func (*DescribeObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{18}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeObjectsResponse) GetObjects() []*ObjectDescription {
@@ -1672,7 +1830,7 @@ type ObjectDescription struct {
 
 func (x *ObjectDescription) Reset() {
 	*x = ObjectDescription{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[19]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1842,7 @@ func (x *ObjectDescription) String() string {
 func (*ObjectDescription) ProtoMessage() {}
 
 func (x *ObjectDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[19]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1855,7 @@ func (x *ObjectDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectDescription.ProtoReflect.Descriptor instead.
 func (*ObjectDescription) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{19}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ObjectDescription) GetObjectId() int64 {
@@ -1824,7 +1982,7 @@ type ListStreamObjectsRequest struct {
 
 func (x *ListStreamObjectsRequest) Reset() {
 	*x = ListStreamObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[20]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1994,7 @@ func (x *ListStreamObjectsRequest) String() string {
 func (*ListStreamObjectsRequest) ProtoMessage() {}
 
 func (x *ListStreamObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[20]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +2007,7 @@ func (x *ListStreamObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStreamObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListStreamObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{20}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListStreamObjectsRequest) GetStreamId() int64 {
@@ -1891,7 +2049,7 @@ type ListStreamObjectsResponse struct {
 
 func (x *ListStreamObjectsResponse) Reset() {
 	*x = ListStreamObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[21]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1903,7 +2061,7 @@ func (x *ListStreamObjectsResponse) String() string {
 func (*ListStreamObjectsResponse) ProtoMessage() {}
 
 func (x *ListStreamObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[21]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1916,7 +2074,7 @@ func (x *ListStreamObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStreamObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListStreamObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{21}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListStreamObjectsResponse) GetError() ErrorCode {
@@ -1960,7 +2118,7 @@ type StreamObject struct {
 
 func (x *StreamObject) Reset() {
 	*x = StreamObject{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[22]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2130,7 @@ func (x *StreamObject) String() string {
 func (*StreamObject) ProtoMessage() {}
 
 func (x *StreamObject) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[22]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2143,7 @@ func (x *StreamObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamObject.ProtoReflect.Descriptor instead.
 func (*StreamObject) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{22}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StreamObject) GetObjectId() int64 {
@@ -2075,7 +2233,7 @@ type CheckObjectsRequest struct {
 
 func (x *CheckObjectsRequest) Reset() {
 	*x = CheckObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[23]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2245,7 @@ func (x *CheckObjectsRequest) String() string {
 func (*CheckObjectsRequest) ProtoMessage() {}
 
 func (x *CheckObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[23]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2258,7 @@ func (x *CheckObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckObjectsRequest.ProtoReflect.Descriptor instead.
 func (*CheckObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{23}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CheckObjectsRequest) GetObjectIds() []int64 {
@@ -2130,7 +2288,7 @@ type CheckObjectsResponse struct {
 
 func (x *CheckObjectsResponse) Reset() {
 	*x = CheckObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[24]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2300,7 @@ func (x *CheckObjectsResponse) String() string {
 func (*CheckObjectsResponse) ProtoMessage() {}
 
 func (x *CheckObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[24]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2313,7 @@ func (x *CheckObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckObjectsResponse.ProtoReflect.Descriptor instead.
 func (*CheckObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{24}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CheckObjectsResponse) GetStates() []ObjectState {
@@ -2204,7 +2362,7 @@ type CommitNamedObjectsRequest struct {
 
 func (x *CommitNamedObjectsRequest) Reset() {
 	*x = CommitNamedObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[25]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2374,7 @@ func (x *CommitNamedObjectsRequest) String() string {
 func (*CommitNamedObjectsRequest) ProtoMessage() {}
 
 func (x *CommitNamedObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[25]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2387,7 @@ func (x *CommitNamedObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitNamedObjectsRequest.ProtoReflect.Descriptor instead.
 func (*CommitNamedObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{25}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitNamedObjectsRequest) GetRequestId() string {
@@ -2270,7 +2428,7 @@ type NamedObjectToCommit struct {
 
 func (x *NamedObjectToCommit) Reset() {
 	*x = NamedObjectToCommit{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[26]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2440,7 @@ func (x *NamedObjectToCommit) String() string {
 func (*NamedObjectToCommit) ProtoMessage() {}
 
 func (x *NamedObjectToCommit) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[26]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2453,7 @@ func (x *NamedObjectToCommit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedObjectToCommit.ProtoReflect.Descriptor instead.
 func (*NamedObjectToCommit) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{26}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NamedObjectToCommit) GetObjectId() int64 {
@@ -2357,7 +2515,7 @@ type OwnerKey struct {
 
 func (x *OwnerKey) Reset() {
 	*x = OwnerKey{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[27]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2527,7 @@ func (x *OwnerKey) String() string {
 func (*OwnerKey) ProtoMessage() {}
 
 func (x *OwnerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[27]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2540,7 @@ func (x *OwnerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerKey.ProtoReflect.Descriptor instead.
 func (*OwnerKey) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{27}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OwnerKey) GetNamespace() string {
@@ -2408,7 +2566,7 @@ type CommitNamedObjectsResponse struct {
 
 func (x *CommitNamedObjectsResponse) Reset() {
 	*x = CommitNamedObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[28]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2578,7 @@ func (x *CommitNamedObjectsResponse) String() string {
 func (*CommitNamedObjectsResponse) ProtoMessage() {}
 
 func (x *CommitNamedObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[28]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2591,7 @@ func (x *CommitNamedObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitNamedObjectsResponse.ProtoReflect.Descriptor instead.
 func (*CommitNamedObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{28}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CommitNamedObjectsResponse) GetErrors() []ErrorCode {
@@ -2461,7 +2619,7 @@ type DeleteNamedObjectsRequest struct {
 
 func (x *DeleteNamedObjectsRequest) Reset() {
 	*x = DeleteNamedObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[29]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2631,7 @@ func (x *DeleteNamedObjectsRequest) String() string {
 func (*DeleteNamedObjectsRequest) ProtoMessage() {}
 
 func (x *DeleteNamedObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[29]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2644,7 @@ func (x *DeleteNamedObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamedObjectsRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamedObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{29}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteNamedObjectsRequest) GetRequestId() string {
@@ -2541,7 +2699,7 @@ type NamedObjectToDelete struct {
 
 func (x *NamedObjectToDelete) Reset() {
 	*x = NamedObjectToDelete{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[30]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2711,7 @@ func (x *NamedObjectToDelete) String() string {
 func (*NamedObjectToDelete) ProtoMessage() {}
 
 func (x *NamedObjectToDelete) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[30]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2724,7 @@ func (x *NamedObjectToDelete) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedObjectToDelete.ProtoReflect.Descriptor instead.
 func (*NamedObjectToDelete) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{30}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NamedObjectToDelete) GetName() string {
@@ -2594,7 +2752,7 @@ type DeleteNamedObjectsResponse struct {
 
 func (x *DeleteNamedObjectsResponse) Reset() {
 	*x = DeleteNamedObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[31]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2764,7 @@ func (x *DeleteNamedObjectsResponse) String() string {
 func (*DeleteNamedObjectsResponse) ProtoMessage() {}
 
 func (x *DeleteNamedObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[31]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2777,7 @@ func (x *DeleteNamedObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamedObjectsResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamedObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{31}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteNamedObjectsResponse) GetErrors() []ErrorCode {
@@ -2654,7 +2812,7 @@ type DescribeNamedObjectsRequest struct {
 
 func (x *DescribeNamedObjectsRequest) Reset() {
 	*x = DescribeNamedObjectsRequest{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[32]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2666,7 +2824,7 @@ func (x *DescribeNamedObjectsRequest) String() string {
 func (*DescribeNamedObjectsRequest) ProtoMessage() {}
 
 func (x *DescribeNamedObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[32]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2679,7 +2837,7 @@ func (x *DescribeNamedObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeNamedObjectsRequest.ProtoReflect.Descriptor instead.
 func (*DescribeNamedObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{32}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DescribeNamedObjectsRequest) GetNames() []string {
@@ -2713,7 +2871,7 @@ type DescribeNamedObjectsResponse struct {
 
 func (x *DescribeNamedObjectsResponse) Reset() {
 	*x = DescribeNamedObjectsResponse{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[33]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2883,7 @@ func (x *DescribeNamedObjectsResponse) String() string {
 func (*DescribeNamedObjectsResponse) ProtoMessage() {}
 
 func (x *DescribeNamedObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[33]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2896,7 @@ func (x *DescribeNamedObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeNamedObjectsResponse.ProtoReflect.Descriptor instead.
 func (*DescribeNamedObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{33}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DescribeNamedObjectsResponse) GetObjects() []*NamedObject {
@@ -2771,7 +2929,7 @@ type NamedObject struct {
 
 func (x *NamedObject) Reset() {
 	*x = NamedObject{}
-	mi := &file_streammeta_v1_objects_proto_msgTypes[34]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +2941,7 @@ func (x *NamedObject) String() string {
 func (*NamedObject) ProtoMessage() {}
 
 func (x *NamedObject) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_objects_proto_msgTypes[34]
+	mi := &file_streammeta_v1_objects_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +2954,7 @@ func (x *NamedObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedObject.ProtoReflect.Descriptor instead.
 func (*NamedObject) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{34}
+	return file_streammeta_v1_objects_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NamedObject) GetName() string {
@@ -2892,7 +3050,19 @@ const file_streammeta_v1_objects_proto_rawDesc = "" +
 	"\x10min_timestamp_ms\x18\b \x03(\x10R\x0eminTimestampMs\x12(\n" +
 	"\x10max_timestamp_ms\x18\t \x03(\x10R\x0emaxTimestampMs\x12\x16\n" +
 	"\x06crc32c\x18\n" +
-	" \x03(\x10R\x06crc32c\"\xe5\x06\n" +
+	" \x03(\x10R\x06crc32c\"\xc1\x01\n" +
+	"\x10SharedRowColumns\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x03(\x10R\bstreamId\x12!\n" +
+	"\frecord_count\x18\x02 \x03(\x10R\vrecordCount\x12\x1f\n" +
+	"\vproducer_id\x18\x03 \x03(\x10R\n" +
+	"producerId\x12%\n" +
+	"\x0eproducer_epoch\x18\x04 \x03(\x10R\rproducerEpoch\x12%\n" +
+	"\x0efirst_sequence\x18\x05 \x03(\x10R\rfirstSequence\"\xa8\x01\n" +
+	"\x10SharedRowResults\x120\n" +
+	"\x06errors\x18\x01 \x03(\x0e2\x18.streammeta.v1.ErrorCodeR\x06errors\x12!\n" +
+	"\fstart_offset\x18\x02 \x03(\x10R\vstartOffset\x12+\n" +
+	"\x0fcommitted_at_ms\x18\x03 \x01(\x03H\x00R\rcommittedAtMs\x88\x01\x01B\x12\n" +
+	"\x10_committed_at_ms\"\xa7\a\n" +
 	"\x1cCommitStreamSetObjectRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12/\n" +
@@ -2916,13 +3086,15 @@ const file_streammeta_v1_objects_proto_rawDesc = "" +
 	"\x06crc32c\x18\x0e \x01(\rH\x04R\x06crc32c\x88\x01\x01\x12/\n" +
 	"\akv_puts\x18\x0f \x03(\v2\x16.streammeta.v1.KVToPutR\x06kvPuts\x121\n" +
 	"\x05trims\x18\x10 \x03(\v2\x1b.streammeta.v1.StreamToTrimR\x05trims\x129\n" +
-	"\trecoverer\x18\x11 \x01(\v2\x1b.streammeta.v1.NodeIdentityR\trecovererB\f\n" +
+	"\trecoverer\x18\x11 \x01(\v2\x1b.streammeta.v1.NodeIdentityR\trecoverer\x12@\n" +
+	"\vshared_rows\x18\x12 \x01(\v2\x1f.streammeta.v1.SharedRowColumnsR\n" +
+	"sharedRowsB\f\n" +
 	"\n" +
 	"_object_idB\v\n" +
 	"\t_order_idB\x13\n" +
 	"\x11_min_timestamp_msB\x13\n" +
 	"\x11_max_timestamp_msB\t\n" +
-	"\a_crc32c\"\xf9\x02\n" +
+	"\a_crc32c\"\xc1\x03\n" +
 	"\x1dCommitStreamSetObjectResponse\x12.\n" +
 	"\x05error\x18\x01 \x01(\x0e2\x18.streammeta.v1.ErrorCodeR\x05error\x12;\n" +
 	"\frange_errors\x18\x02 \x03(\x0e2\x18.streammeta.v1.ErrorCodeR\vrangeErrors\x12J\n" +
@@ -2931,7 +3103,8 @@ const file_streammeta_v1_objects_proto_rawDesc = "" +
 	"kv_results\x18\x04 \x03(\v2\x17.streammeta.v1.KVResultR\tkvResults\x129\n" +
 	"\vtrim_errors\x18\x05 \x03(\x0e2\x18.streammeta.v1.ErrorCodeR\n" +
 	"trimErrors\x12,\n" +
-	"\x12trim_start_offsets\x18\x06 \x03(\x03R\x10trimStartOffsets\"\xb1\x06\n" +
+	"\x12trim_start_offsets\x18\x06 \x03(\x03R\x10trimStartOffsets\x12F\n" +
+	"\x0eshared_results\x18\a \x01(\v2\x1f.streammeta.v1.SharedRowResultsR\rsharedResults\"\xb1\x06\n" +
 	"\x19CommitStreamObjectRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12/\n" +
@@ -3219,140 +3392,145 @@ func file_streammeta_v1_objects_proto_rawDescGZIP() []byte {
 }
 
 var file_streammeta_v1_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_streammeta_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_streammeta_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_streammeta_v1_objects_proto_goTypes = []any{
 	(SourceOperation)(0),                  // 0: streammeta.v1.SourceOperation
 	(*PrepareObjectsRequest)(nil),         // 1: streammeta.v1.PrepareObjectsRequest
 	(*PrepareObjectsResponse)(nil),        // 2: streammeta.v1.PrepareObjectsResponse
 	(*RangeColumns)(nil),                  // 3: streammeta.v1.RangeColumns
 	(*StreamObjectColumns)(nil),           // 4: streammeta.v1.StreamObjectColumns
-	(*CommitStreamSetObjectRequest)(nil),  // 5: streammeta.v1.CommitStreamSetObjectRequest
-	(*CommitStreamSetObjectResponse)(nil), // 6: streammeta.v1.CommitStreamSetObjectResponse
-	(*CommitStreamObjectRequest)(nil),     // 7: streammeta.v1.CommitStreamObjectRequest
-	(*CommitStreamObjectResponse)(nil),    // 8: streammeta.v1.CommitStreamObjectResponse
-	(*CommitPipelineRequest)(nil),         // 9: streammeta.v1.CommitPipelineRequest
-	(*UploadColumns)(nil),                 // 10: streammeta.v1.UploadColumns
-	(*CommitPipelineResponse)(nil),        // 11: streammeta.v1.CommitPipelineResponse
-	(*UploadErrors)(nil),                  // 12: streammeta.v1.UploadErrors
-	(*GetObjectsRequest)(nil),             // 13: streammeta.v1.GetObjectsRequest
-	(*ObjectQuery)(nil),                   // 14: streammeta.v1.ObjectQuery
-	(*GetObjectsResponse)(nil),            // 15: streammeta.v1.GetObjectsResponse
-	(*ObjectList)(nil),                    // 16: streammeta.v1.ObjectList
-	(*ObjectSlice)(nil),                   // 17: streammeta.v1.ObjectSlice
-	(*DescribeObjectsRequest)(nil),        // 18: streammeta.v1.DescribeObjectsRequest
-	(*DescribeObjectsResponse)(nil),       // 19: streammeta.v1.DescribeObjectsResponse
-	(*ObjectDescription)(nil),             // 20: streammeta.v1.ObjectDescription
-	(*ListStreamObjectsRequest)(nil),      // 21: streammeta.v1.ListStreamObjectsRequest
-	(*ListStreamObjectsResponse)(nil),     // 22: streammeta.v1.ListStreamObjectsResponse
-	(*StreamObject)(nil),                  // 23: streammeta.v1.StreamObject
-	(*CheckObjectsRequest)(nil),           // 24: streammeta.v1.CheckObjectsRequest
-	(*CheckObjectsResponse)(nil),          // 25: streammeta.v1.CheckObjectsResponse
-	(*CommitNamedObjectsRequest)(nil),     // 26: streammeta.v1.CommitNamedObjectsRequest
-	(*NamedObjectToCommit)(nil),           // 27: streammeta.v1.NamedObjectToCommit
-	(*OwnerKey)(nil),                      // 28: streammeta.v1.OwnerKey
-	(*CommitNamedObjectsResponse)(nil),    // 29: streammeta.v1.CommitNamedObjectsResponse
-	(*DeleteNamedObjectsRequest)(nil),     // 30: streammeta.v1.DeleteNamedObjectsRequest
-	(*NamedObjectToDelete)(nil),           // 31: streammeta.v1.NamedObjectToDelete
-	(*DeleteNamedObjectsResponse)(nil),    // 32: streammeta.v1.DeleteNamedObjectsResponse
-	(*DescribeNamedObjectsRequest)(nil),   // 33: streammeta.v1.DescribeNamedObjectsRequest
-	(*DescribeNamedObjectsResponse)(nil),  // 34: streammeta.v1.DescribeNamedObjectsResponse
-	(*NamedObject)(nil),                   // 35: streammeta.v1.NamedObject
-	(*NodeIdentity)(nil),                  // 36: streammeta.v1.NodeIdentity
-	(ErrorCode)(0),                        // 37: streammeta.v1.ErrorCode
-	(OnConflict)(0),                       // 38: streammeta.v1.OnConflict
-	(*KVToPut)(nil),                       // 39: streammeta.v1.KVToPut
-	(*StreamToTrim)(nil),                  // 40: streammeta.v1.StreamToTrim
-	(*KVResult)(nil),                      // 41: streammeta.v1.KVResult
-	(ObjectKind)(0),                       // 42: streammeta.v1.ObjectKind
-	(*PageRequest)(nil),                   // 43: streammeta.v1.PageRequest
-	(ObjectState)(0),                      // 44: streammeta.v1.ObjectState
-	(*Tag)(nil),                           // 45: streammeta.v1.Tag
+	(*SharedRowColumns)(nil),              // 5: streammeta.v1.SharedRowColumns
+	(*SharedRowResults)(nil),              // 6: streammeta.v1.SharedRowResults
+	(*CommitStreamSetObjectRequest)(nil),  // 7: streammeta.v1.CommitStreamSetObjectRequest
+	(*CommitStreamSetObjectResponse)(nil), // 8: streammeta.v1.CommitStreamSetObjectResponse
+	(*CommitStreamObjectRequest)(nil),     // 9: streammeta.v1.CommitStreamObjectRequest
+	(*CommitStreamObjectResponse)(nil),    // 10: streammeta.v1.CommitStreamObjectResponse
+	(*CommitPipelineRequest)(nil),         // 11: streammeta.v1.CommitPipelineRequest
+	(*UploadColumns)(nil),                 // 12: streammeta.v1.UploadColumns
+	(*CommitPipelineResponse)(nil),        // 13: streammeta.v1.CommitPipelineResponse
+	(*UploadErrors)(nil),                  // 14: streammeta.v1.UploadErrors
+	(*GetObjectsRequest)(nil),             // 15: streammeta.v1.GetObjectsRequest
+	(*ObjectQuery)(nil),                   // 16: streammeta.v1.ObjectQuery
+	(*GetObjectsResponse)(nil),            // 17: streammeta.v1.GetObjectsResponse
+	(*ObjectList)(nil),                    // 18: streammeta.v1.ObjectList
+	(*ObjectSlice)(nil),                   // 19: streammeta.v1.ObjectSlice
+	(*DescribeObjectsRequest)(nil),        // 20: streammeta.v1.DescribeObjectsRequest
+	(*DescribeObjectsResponse)(nil),       // 21: streammeta.v1.DescribeObjectsResponse
+	(*ObjectDescription)(nil),             // 22: streammeta.v1.ObjectDescription
+	(*ListStreamObjectsRequest)(nil),      // 23: streammeta.v1.ListStreamObjectsRequest
+	(*ListStreamObjectsResponse)(nil),     // 24: streammeta.v1.ListStreamObjectsResponse
+	(*StreamObject)(nil),                  // 25: streammeta.v1.StreamObject
+	(*CheckObjectsRequest)(nil),           // 26: streammeta.v1.CheckObjectsRequest
+	(*CheckObjectsResponse)(nil),          // 27: streammeta.v1.CheckObjectsResponse
+	(*CommitNamedObjectsRequest)(nil),     // 28: streammeta.v1.CommitNamedObjectsRequest
+	(*NamedObjectToCommit)(nil),           // 29: streammeta.v1.NamedObjectToCommit
+	(*OwnerKey)(nil),                      // 30: streammeta.v1.OwnerKey
+	(*CommitNamedObjectsResponse)(nil),    // 31: streammeta.v1.CommitNamedObjectsResponse
+	(*DeleteNamedObjectsRequest)(nil),     // 32: streammeta.v1.DeleteNamedObjectsRequest
+	(*NamedObjectToDelete)(nil),           // 33: streammeta.v1.NamedObjectToDelete
+	(*DeleteNamedObjectsResponse)(nil),    // 34: streammeta.v1.DeleteNamedObjectsResponse
+	(*DescribeNamedObjectsRequest)(nil),   // 35: streammeta.v1.DescribeNamedObjectsRequest
+	(*DescribeNamedObjectsResponse)(nil),  // 36: streammeta.v1.DescribeNamedObjectsResponse
+	(*NamedObject)(nil),                   // 37: streammeta.v1.NamedObject
+	(*NodeIdentity)(nil),                  // 38: streammeta.v1.NodeIdentity
+	(ErrorCode)(0),                        // 39: streammeta.v1.ErrorCode
+	(OnConflict)(0),                       // 40: streammeta.v1.OnConflict
+	(*KVToPut)(nil),                       // 41: streammeta.v1.KVToPut
+	(*StreamToTrim)(nil),                  // 42: streammeta.v1.StreamToTrim
+	(*KVResult)(nil),                      // 43: streammeta.v1.KVResult
+	(ObjectKind)(0),                       // 44: streammeta.v1.ObjectKind
+	(*PageRequest)(nil),                   // 45: streammeta.v1.PageRequest
+	(ObjectState)(0),                      // 46: streammeta.v1.ObjectState
+	(*Tag)(nil),                           // 47: streammeta.v1.Tag
 }
 var file_streammeta_v1_objects_proto_depIdxs = []int32{
-	36, // 0: streammeta.v1.PrepareObjectsRequest.node:type_name -> streammeta.v1.NodeIdentity
-	37, // 1: streammeta.v1.PrepareObjectsResponse.error:type_name -> streammeta.v1.ErrorCode
-	36, // 2: streammeta.v1.CommitStreamSetObjectRequest.node:type_name -> streammeta.v1.NodeIdentity
-	3,  // 3: streammeta.v1.CommitStreamSetObjectRequest.ranges:type_name -> streammeta.v1.RangeColumns
-	4,  // 4: streammeta.v1.CommitStreamSetObjectRequest.stream_objects:type_name -> streammeta.v1.StreamObjectColumns
-	38, // 5: streammeta.v1.CommitStreamSetObjectRequest.on_conflict:type_name -> streammeta.v1.OnConflict
-	39, // 6: streammeta.v1.CommitStreamSetObjectRequest.kv_puts:type_name -> streammeta.v1.KVToPut
-	40, // 7: streammeta.v1.CommitStreamSetObjectRequest.trims:type_name -> streammeta.v1.StreamToTrim
-	36, // 8: streammeta.v1.CommitStreamSetObjectRequest.recoverer:type_name -> streammeta.v1.NodeIdentity
-	37, // 9: streammeta.v1.CommitStreamSetObjectResponse.error:type_name -> streammeta.v1.ErrorCode
-	37, // 10: streammeta.v1.CommitStreamSetObjectResponse.range_errors:type_name -> streammeta.v1.ErrorCode
-	37, // 11: streammeta.v1.CommitStreamSetObjectResponse.stream_object_errors:type_name -> streammeta.v1.ErrorCode
-	41, // 12: streammeta.v1.CommitStreamSetObjectResponse.kv_results:type_name -> streammeta.v1.KVResult
-	37, // 13: streammeta.v1.CommitStreamSetObjectResponse.trim_errors:type_name -> streammeta.v1.ErrorCode
-	36, // 14: streammeta.v1.CommitStreamObjectRequest.node:type_name -> streammeta.v1.NodeIdentity
-	0,  // 15: streammeta.v1.CommitStreamObjectRequest.operations:type_name -> streammeta.v1.SourceOperation
-	39, // 16: streammeta.v1.CommitStreamObjectRequest.kv_puts:type_name -> streammeta.v1.KVToPut
-	40, // 17: streammeta.v1.CommitStreamObjectRequest.trims:type_name -> streammeta.v1.StreamToTrim
-	37, // 18: streammeta.v1.CommitStreamObjectResponse.error:type_name -> streammeta.v1.ErrorCode
-	41, // 19: streammeta.v1.CommitStreamObjectResponse.kv_results:type_name -> streammeta.v1.KVResult
-	37, // 20: streammeta.v1.CommitStreamObjectResponse.trim_errors:type_name -> streammeta.v1.ErrorCode
-	5,  // 21: streammeta.v1.CommitPipelineRequest.commits:type_name -> streammeta.v1.CommitStreamSetObjectRequest
-	10, // 22: streammeta.v1.CommitPipelineRequest.uploads:type_name -> streammeta.v1.UploadColumns
-	36, // 23: streammeta.v1.UploadColumns.node:type_name -> streammeta.v1.NodeIdentity
-	3,  // 24: streammeta.v1.UploadColumns.ranges:type_name -> streammeta.v1.RangeColumns
-	6,  // 25: streammeta.v1.CommitPipelineResponse.commits:type_name -> streammeta.v1.CommitStreamSetObjectResponse
-	12, // 26: streammeta.v1.CommitPipelineResponse.uploads:type_name -> streammeta.v1.UploadErrors
-	37, // 27: streammeta.v1.UploadErrors.errors:type_name -> streammeta.v1.ErrorCode
-	37, // 28: streammeta.v1.UploadErrors.range_errors:type_name -> streammeta.v1.ErrorCode
-	14, // 29: streammeta.v1.GetObjectsRequest.queries:type_name -> streammeta.v1.ObjectQuery
-	16, // 30: streammeta.v1.GetObjectsResponse.results:type_name -> streammeta.v1.ObjectList
-	37, // 31: streammeta.v1.ObjectList.error:type_name -> streammeta.v1.ErrorCode
-	17, // 32: streammeta.v1.ObjectList.objects:type_name -> streammeta.v1.ObjectSlice
-	42, // 33: streammeta.v1.ObjectSlice.kind:type_name -> streammeta.v1.ObjectKind
-	43, // 34: streammeta.v1.DescribeObjectsRequest.page:type_name -> streammeta.v1.PageRequest
-	20, // 35: streammeta.v1.DescribeObjectsResponse.objects:type_name -> streammeta.v1.ObjectDescription
-	44, // 36: streammeta.v1.ObjectDescription.state:type_name -> streammeta.v1.ObjectState
-	42, // 37: streammeta.v1.ObjectDescription.kind:type_name -> streammeta.v1.ObjectKind
-	3,  // 38: streammeta.v1.ObjectDescription.ranges:type_name -> streammeta.v1.RangeColumns
-	43, // 39: streammeta.v1.ListStreamObjectsRequest.page:type_name -> streammeta.v1.PageRequest
-	37, // 40: streammeta.v1.ListStreamObjectsResponse.error:type_name -> streammeta.v1.ErrorCode
-	23, // 41: streammeta.v1.ListStreamObjectsResponse.objects:type_name -> streammeta.v1.StreamObject
-	42, // 42: streammeta.v1.StreamObject.kind:type_name -> streammeta.v1.ObjectKind
-	44, // 43: streammeta.v1.CheckObjectsResponse.states:type_name -> streammeta.v1.ObjectState
-	36, // 44: streammeta.v1.CommitNamedObjectsRequest.node:type_name -> streammeta.v1.NodeIdentity
-	27, // 45: streammeta.v1.CommitNamedObjectsRequest.objects:type_name -> streammeta.v1.NamedObjectToCommit
-	28, // 46: streammeta.v1.NamedObjectToCommit.owner_key:type_name -> streammeta.v1.OwnerKey
-	45, // 47: streammeta.v1.NamedObjectToCommit.metadata:type_name -> streammeta.v1.Tag
-	37, // 48: streammeta.v1.CommitNamedObjectsResponse.errors:type_name -> streammeta.v1.ErrorCode
-	36, // 49: streammeta.v1.DeleteNamedObjectsRequest.node:type_name -> streammeta.v1.NodeIdentity
-	31, // 50: streammeta.v1.DeleteNamedObjectsRequest.objects:type_name -> streammeta.v1.NamedObjectToDelete
-	28, // 51: streammeta.v1.DeleteNamedObjectsRequest.owner_key:type_name -> streammeta.v1.OwnerKey
-	37, // 52: streammeta.v1.DeleteNamedObjectsResponse.errors:type_name -> streammeta.v1.ErrorCode
-	43, // 53: streammeta.v1.DescribeNamedObjectsRequest.page:type_name -> streammeta.v1.PageRequest
-	35, // 54: streammeta.v1.DescribeNamedObjectsResponse.objects:type_name -> streammeta.v1.NamedObject
-	28, // 55: streammeta.v1.NamedObject.owner_key:type_name -> streammeta.v1.OwnerKey
-	45, // 56: streammeta.v1.NamedObject.metadata:type_name -> streammeta.v1.Tag
-	1,  // 57: streammeta.v1.ObjectService.PrepareObjects:input_type -> streammeta.v1.PrepareObjectsRequest
-	5,  // 58: streammeta.v1.ObjectService.CommitStreamSetObject:input_type -> streammeta.v1.CommitStreamSetObjectRequest
-	7,  // 59: streammeta.v1.ObjectService.CommitStreamObject:input_type -> streammeta.v1.CommitStreamObjectRequest
-	9,  // 60: streammeta.v1.ObjectService.CommitPipeline:input_type -> streammeta.v1.CommitPipelineRequest
-	13, // 61: streammeta.v1.ObjectService.GetObjects:input_type -> streammeta.v1.GetObjectsRequest
-	18, // 62: streammeta.v1.ObjectService.DescribeObjects:input_type -> streammeta.v1.DescribeObjectsRequest
-	21, // 63: streammeta.v1.ObjectService.ListStreamObjects:input_type -> streammeta.v1.ListStreamObjectsRequest
-	24, // 64: streammeta.v1.ObjectService.CheckObjects:input_type -> streammeta.v1.CheckObjectsRequest
-	26, // 65: streammeta.v1.ObjectService.CommitNamedObjects:input_type -> streammeta.v1.CommitNamedObjectsRequest
-	30, // 66: streammeta.v1.ObjectService.DeleteNamedObjects:input_type -> streammeta.v1.DeleteNamedObjectsRequest
-	33, // 67: streammeta.v1.ObjectService.DescribeNamedObjects:input_type -> streammeta.v1.DescribeNamedObjectsRequest
-	2,  // 68: streammeta.v1.ObjectService.PrepareObjects:output_type -> streammeta.v1.PrepareObjectsResponse
-	6,  // 69: streammeta.v1.ObjectService.CommitStreamSetObject:output_type -> streammeta.v1.CommitStreamSetObjectResponse
-	8,  // 70: streammeta.v1.ObjectService.CommitStreamObject:output_type -> streammeta.v1.CommitStreamObjectResponse
-	11, // 71: streammeta.v1.ObjectService.CommitPipeline:output_type -> streammeta.v1.CommitPipelineResponse
-	15, // 72: streammeta.v1.ObjectService.GetObjects:output_type -> streammeta.v1.GetObjectsResponse
-	19, // 73: streammeta.v1.ObjectService.DescribeObjects:output_type -> streammeta.v1.DescribeObjectsResponse
-	22, // 74: streammeta.v1.ObjectService.ListStreamObjects:output_type -> streammeta.v1.ListStreamObjectsResponse
-	25, // 75: streammeta.v1.ObjectService.CheckObjects:output_type -> streammeta.v1.CheckObjectsResponse
-	29, // 76: streammeta.v1.ObjectService.CommitNamedObjects:output_type -> streammeta.v1.CommitNamedObjectsResponse
-	32, // 77: streammeta.v1.ObjectService.DeleteNamedObjects:output_type -> streammeta.v1.DeleteNamedObjectsResponse
-	34, // 78: streammeta.v1.ObjectService.DescribeNamedObjects:output_type -> streammeta.v1.DescribeNamedObjectsResponse
-	68, // [68:79] is the sub-list for method output_type
-	57, // [57:68] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	38, // 0: streammeta.v1.PrepareObjectsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	39, // 1: streammeta.v1.PrepareObjectsResponse.error:type_name -> streammeta.v1.ErrorCode
+	39, // 2: streammeta.v1.SharedRowResults.errors:type_name -> streammeta.v1.ErrorCode
+	38, // 3: streammeta.v1.CommitStreamSetObjectRequest.node:type_name -> streammeta.v1.NodeIdentity
+	3,  // 4: streammeta.v1.CommitStreamSetObjectRequest.ranges:type_name -> streammeta.v1.RangeColumns
+	4,  // 5: streammeta.v1.CommitStreamSetObjectRequest.stream_objects:type_name -> streammeta.v1.StreamObjectColumns
+	40, // 6: streammeta.v1.CommitStreamSetObjectRequest.on_conflict:type_name -> streammeta.v1.OnConflict
+	41, // 7: streammeta.v1.CommitStreamSetObjectRequest.kv_puts:type_name -> streammeta.v1.KVToPut
+	42, // 8: streammeta.v1.CommitStreamSetObjectRequest.trims:type_name -> streammeta.v1.StreamToTrim
+	38, // 9: streammeta.v1.CommitStreamSetObjectRequest.recoverer:type_name -> streammeta.v1.NodeIdentity
+	5,  // 10: streammeta.v1.CommitStreamSetObjectRequest.shared_rows:type_name -> streammeta.v1.SharedRowColumns
+	39, // 11: streammeta.v1.CommitStreamSetObjectResponse.error:type_name -> streammeta.v1.ErrorCode
+	39, // 12: streammeta.v1.CommitStreamSetObjectResponse.range_errors:type_name -> streammeta.v1.ErrorCode
+	39, // 13: streammeta.v1.CommitStreamSetObjectResponse.stream_object_errors:type_name -> streammeta.v1.ErrorCode
+	43, // 14: streammeta.v1.CommitStreamSetObjectResponse.kv_results:type_name -> streammeta.v1.KVResult
+	39, // 15: streammeta.v1.CommitStreamSetObjectResponse.trim_errors:type_name -> streammeta.v1.ErrorCode
+	6,  // 16: streammeta.v1.CommitStreamSetObjectResponse.shared_results:type_name -> streammeta.v1.SharedRowResults
+	38, // 17: streammeta.v1.CommitStreamObjectRequest.node:type_name -> streammeta.v1.NodeIdentity
+	0,  // 18: streammeta.v1.CommitStreamObjectRequest.operations:type_name -> streammeta.v1.SourceOperation
+	41, // 19: streammeta.v1.CommitStreamObjectRequest.kv_puts:type_name -> streammeta.v1.KVToPut
+	42, // 20: streammeta.v1.CommitStreamObjectRequest.trims:type_name -> streammeta.v1.StreamToTrim
+	39, // 21: streammeta.v1.CommitStreamObjectResponse.error:type_name -> streammeta.v1.ErrorCode
+	43, // 22: streammeta.v1.CommitStreamObjectResponse.kv_results:type_name -> streammeta.v1.KVResult
+	39, // 23: streammeta.v1.CommitStreamObjectResponse.trim_errors:type_name -> streammeta.v1.ErrorCode
+	7,  // 24: streammeta.v1.CommitPipelineRequest.commits:type_name -> streammeta.v1.CommitStreamSetObjectRequest
+	12, // 25: streammeta.v1.CommitPipelineRequest.uploads:type_name -> streammeta.v1.UploadColumns
+	38, // 26: streammeta.v1.UploadColumns.node:type_name -> streammeta.v1.NodeIdentity
+	3,  // 27: streammeta.v1.UploadColumns.ranges:type_name -> streammeta.v1.RangeColumns
+	8,  // 28: streammeta.v1.CommitPipelineResponse.commits:type_name -> streammeta.v1.CommitStreamSetObjectResponse
+	14, // 29: streammeta.v1.CommitPipelineResponse.uploads:type_name -> streammeta.v1.UploadErrors
+	39, // 30: streammeta.v1.UploadErrors.errors:type_name -> streammeta.v1.ErrorCode
+	39, // 31: streammeta.v1.UploadErrors.range_errors:type_name -> streammeta.v1.ErrorCode
+	16, // 32: streammeta.v1.GetObjectsRequest.queries:type_name -> streammeta.v1.ObjectQuery
+	18, // 33: streammeta.v1.GetObjectsResponse.results:type_name -> streammeta.v1.ObjectList
+	39, // 34: streammeta.v1.ObjectList.error:type_name -> streammeta.v1.ErrorCode
+	19, // 35: streammeta.v1.ObjectList.objects:type_name -> streammeta.v1.ObjectSlice
+	44, // 36: streammeta.v1.ObjectSlice.kind:type_name -> streammeta.v1.ObjectKind
+	45, // 37: streammeta.v1.DescribeObjectsRequest.page:type_name -> streammeta.v1.PageRequest
+	22, // 38: streammeta.v1.DescribeObjectsResponse.objects:type_name -> streammeta.v1.ObjectDescription
+	46, // 39: streammeta.v1.ObjectDescription.state:type_name -> streammeta.v1.ObjectState
+	44, // 40: streammeta.v1.ObjectDescription.kind:type_name -> streammeta.v1.ObjectKind
+	3,  // 41: streammeta.v1.ObjectDescription.ranges:type_name -> streammeta.v1.RangeColumns
+	45, // 42: streammeta.v1.ListStreamObjectsRequest.page:type_name -> streammeta.v1.PageRequest
+	39, // 43: streammeta.v1.ListStreamObjectsResponse.error:type_name -> streammeta.v1.ErrorCode
+	25, // 44: streammeta.v1.ListStreamObjectsResponse.objects:type_name -> streammeta.v1.StreamObject
+	44, // 45: streammeta.v1.StreamObject.kind:type_name -> streammeta.v1.ObjectKind
+	46, // 46: streammeta.v1.CheckObjectsResponse.states:type_name -> streammeta.v1.ObjectState
+	38, // 47: streammeta.v1.CommitNamedObjectsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	29, // 48: streammeta.v1.CommitNamedObjectsRequest.objects:type_name -> streammeta.v1.NamedObjectToCommit
+	30, // 49: streammeta.v1.NamedObjectToCommit.owner_key:type_name -> streammeta.v1.OwnerKey
+	47, // 50: streammeta.v1.NamedObjectToCommit.metadata:type_name -> streammeta.v1.Tag
+	39, // 51: streammeta.v1.CommitNamedObjectsResponse.errors:type_name -> streammeta.v1.ErrorCode
+	38, // 52: streammeta.v1.DeleteNamedObjectsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	33, // 53: streammeta.v1.DeleteNamedObjectsRequest.objects:type_name -> streammeta.v1.NamedObjectToDelete
+	30, // 54: streammeta.v1.DeleteNamedObjectsRequest.owner_key:type_name -> streammeta.v1.OwnerKey
+	39, // 55: streammeta.v1.DeleteNamedObjectsResponse.errors:type_name -> streammeta.v1.ErrorCode
+	45, // 56: streammeta.v1.DescribeNamedObjectsRequest.page:type_name -> streammeta.v1.PageRequest
+	37, // 57: streammeta.v1.DescribeNamedObjectsResponse.objects:type_name -> streammeta.v1.NamedObject
+	30, // 58: streammeta.v1.NamedObject.owner_key:type_name -> streammeta.v1.OwnerKey
+	47, // 59: streammeta.v1.NamedObject.metadata:type_name -> streammeta.v1.Tag
+	1,  // 60: streammeta.v1.ObjectService.PrepareObjects:input_type -> streammeta.v1.PrepareObjectsRequest
+	7,  // 61: streammeta.v1.ObjectService.CommitStreamSetObject:input_type -> streammeta.v1.CommitStreamSetObjectRequest
+	9,  // 62: streammeta.v1.ObjectService.CommitStreamObject:input_type -> streammeta.v1.CommitStreamObjectRequest
+	11, // 63: streammeta.v1.ObjectService.CommitPipeline:input_type -> streammeta.v1.CommitPipelineRequest
+	15, // 64: streammeta.v1.ObjectService.GetObjects:input_type -> streammeta.v1.GetObjectsRequest
+	20, // 65: streammeta.v1.ObjectService.DescribeObjects:input_type -> streammeta.v1.DescribeObjectsRequest
+	23, // 66: streammeta.v1.ObjectService.ListStreamObjects:input_type -> streammeta.v1.ListStreamObjectsRequest
+	26, // 67: streammeta.v1.ObjectService.CheckObjects:input_type -> streammeta.v1.CheckObjectsRequest
+	28, // 68: streammeta.v1.ObjectService.CommitNamedObjects:input_type -> streammeta.v1.CommitNamedObjectsRequest
+	32, // 69: streammeta.v1.ObjectService.DeleteNamedObjects:input_type -> streammeta.v1.DeleteNamedObjectsRequest
+	35, // 70: streammeta.v1.ObjectService.DescribeNamedObjects:input_type -> streammeta.v1.DescribeNamedObjectsRequest
+	2,  // 71: streammeta.v1.ObjectService.PrepareObjects:output_type -> streammeta.v1.PrepareObjectsResponse
+	8,  // 72: streammeta.v1.ObjectService.CommitStreamSetObject:output_type -> streammeta.v1.CommitStreamSetObjectResponse
+	10, // 73: streammeta.v1.ObjectService.CommitStreamObject:output_type -> streammeta.v1.CommitStreamObjectResponse
+	13, // 74: streammeta.v1.ObjectService.CommitPipeline:output_type -> streammeta.v1.CommitPipelineResponse
+	17, // 75: streammeta.v1.ObjectService.GetObjects:output_type -> streammeta.v1.GetObjectsResponse
+	21, // 76: streammeta.v1.ObjectService.DescribeObjects:output_type -> streammeta.v1.DescribeObjectsResponse
+	24, // 77: streammeta.v1.ObjectService.ListStreamObjects:output_type -> streammeta.v1.ListStreamObjectsResponse
+	27, // 78: streammeta.v1.ObjectService.CheckObjects:output_type -> streammeta.v1.CheckObjectsResponse
+	31, // 79: streammeta.v1.ObjectService.CommitNamedObjects:output_type -> streammeta.v1.CommitNamedObjectsResponse
+	34, // 80: streammeta.v1.ObjectService.DeleteNamedObjects:output_type -> streammeta.v1.DeleteNamedObjectsResponse
+	36, // 81: streammeta.v1.ObjectService.DescribeNamedObjects:output_type -> streammeta.v1.DescribeNamedObjectsResponse
+	71, // [71:82] is the sub-list for method output_type
+	60, // [60:71] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_streammeta_v1_objects_proto_init() }
@@ -3363,25 +3541,26 @@ func file_streammeta_v1_objects_proto_init() {
 	file_streammeta_v1_common_proto_init()
 	file_streammeta_v1_kv_proto_init()
 	file_streammeta_v1_streams_proto_init()
-	file_streammeta_v1_objects_proto_msgTypes[4].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[5].OneofWrappers = []any{}
 	file_streammeta_v1_objects_proto_msgTypes[6].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[13].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[8].OneofWrappers = []any{}
 	file_streammeta_v1_objects_proto_msgTypes[15].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[16].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[19].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[20].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[17].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[18].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[21].OneofWrappers = []any{}
 	file_streammeta_v1_objects_proto_msgTypes[22].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[26].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[29].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[30].OneofWrappers = []any{}
-	file_streammeta_v1_objects_proto_msgTypes[34].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[24].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[28].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[31].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[32].OneofWrappers = []any{}
+	file_streammeta_v1_objects_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_streammeta_v1_objects_proto_rawDesc), len(file_streammeta_v1_objects_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

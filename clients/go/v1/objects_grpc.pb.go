@@ -53,9 +53,11 @@ type ObjectServiceClient interface {
 	//
 	//	INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
 	//	STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
-	//	errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
+	//	errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3. For each shared row
+	//	STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, DUPLICATE_BATCH, OUT_OF_ORDER_SEQUENCE, PRODUCER_FENCED,
+	//	STREAM_ROWS_REJECTED, OFFSETS_UNKNOWN.
 	//
-	// Roles: broker, compactor. With kv_puts or trims only broker.
+	// Roles: broker, compactor. With kv_puts, trims or shared_rows only broker.
 	CommitStreamSetObject(ctx context.Context, in *CommitStreamSetObjectRequest, opts ...grpc.CallOption) (*CommitStreamSetObjectResponse, error)
 	// Registers the result of compacting stream objects of one stream.
 	// Retry: safe by object id: the same content gets the first answer.
@@ -264,9 +266,11 @@ type ObjectServiceServer interface {
 	//
 	//	INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
 	//	STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
-	//	errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
+	//	errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3. For each shared row
+	//	STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, DUPLICATE_BATCH, OUT_OF_ORDER_SEQUENCE, PRODUCER_FENCED,
+	//	STREAM_ROWS_REJECTED, OFFSETS_UNKNOWN.
 	//
-	// Roles: broker, compactor. With kv_puts or trims only broker.
+	// Roles: broker, compactor. With kv_puts, trims or shared_rows only broker.
 	CommitStreamSetObject(context.Context, *CommitStreamSetObjectRequest) (*CommitStreamSetObjectResponse, error)
 	// Registers the result of compacting stream objects of one stream.
 	// Retry: safe by object id: the same content gets the first answer.

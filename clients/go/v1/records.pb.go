@@ -110,6 +110,9 @@ type Record struct {
 	//	*Record_ObjectsReclaimed
 	//	*Record_RestoreFinished
 	//	*Record_NamedObjectsCommitted
+	//	*Record_ProducerBatchesCommitted
+	//	*Record_ProducerIdsIssued
+	//	*Record_ProducersExpired
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -440,6 +443,33 @@ func (x *Record) GetNamedObjectsCommitted() *NamedObjectsCommittedRecord {
 	return nil
 }
 
+func (x *Record) GetProducerBatchesCommitted() *ProducerBatchesCommittedRecord {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_ProducerBatchesCommitted); ok {
+			return x.ProducerBatchesCommitted
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetProducerIdsIssued() *ProducerIdsIssuedRecord {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_ProducerIdsIssued); ok {
+			return x.ProducerIdsIssued
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetProducersExpired() *ProducersExpiredRecord {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_ProducersExpired); ok {
+			return x.ProducersExpired
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -572,6 +602,18 @@ type Record_NamedObjectsCommitted struct {
 	NamedObjectsCommitted *NamedObjectsCommittedRecord `protobuf:"bytes,33,opt,name=named_objects_committed,json=namedObjectsCommitted,proto3,oneof"` // objects without streams
 }
 
+type Record_ProducerBatchesCommitted struct {
+	ProducerBatchesCommitted *ProducerBatchesCommittedRecord `protobuf:"bytes,34,opt,name=producer_batches_committed,json=producerBatchesCommitted,proto3,oneof"` // batches of idempotent producers
+}
+
+type Record_ProducerIdsIssued struct {
+	ProducerIdsIssued *ProducerIdsIssuedRecord `protobuf:"bytes,35,opt,name=producer_ids_issued,json=producerIdsIssued,proto3,oneof"` // a block of producer ids
+}
+
+type Record_ProducersExpired struct {
+	ProducersExpired *ProducersExpiredRecord `protobuf:"bytes,36,opt,name=producers_expired,json=producersExpired,proto3,oneof"` // producers' states that are forgotten
+}
+
 func (*Record_StreamsCreated) isRecord_Kind() {}
 
 func (*Record_StreamsOpened) isRecord_Kind() {}
@@ -636,6 +678,12 @@ func (*Record_RestoreFinished) isRecord_Kind() {}
 
 func (*Record_NamedObjectsCommitted) isRecord_Kind() {}
 
+func (*Record_ProducerBatchesCommitted) isRecord_Kind() {}
+
+func (*Record_ProducerIdsIssued) isRecord_Kind() {}
+
+func (*Record_ProducersExpired) isRecord_Kind() {}
+
 // Labels of one stream.
 type TagSet struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -688,6 +736,7 @@ type StreamsCreatedRecord struct {
 	FirstStreamId int64                  `protobuf:"varint,3,opt,name=first_stream_id,json=firstStreamId,proto3" json:"first_stream_id,omitempty"` // equals the metadata's next stream id
 	Count         int64                  `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                                        // streams created
 	Tags          []*TagSet              `protobuf:"bytes,5,rep,name=tags,proto3" json:"tags,omitempty"`                                           // one per stream; empty: none has tags
+	Shared        []byte                 `protobuf:"bytes,6,opt,name=shared,proto3" json:"shared,omitempty"`                                       // column; 1 for a shared stream, 0 for an owned one; empty: all are owned
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -753,6 +802,13 @@ func (x *StreamsCreatedRecord) GetCount() int64 {
 func (x *StreamsCreatedRecord) GetTags() []*TagSet {
 	if x != nil {
 		return x.Tags
+	}
+	return nil
+}
+
+func (x *StreamsCreatedRecord) GetShared() []byte {
+	if x != nil {
+		return x.Shared
 	}
 	return nil
 }
@@ -2679,13 +2735,210 @@ func (x *NamedObjectsCommittedRecord) GetContentDigest() []byte {
 	return nil
 }
 
+// In commit order. Batches of one producer in one stream have consecutive sequences within an epoch.
+type ProducerBatchesCommittedRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CommittedAtMs int64                  `protobuf:"varint,1,opt,name=committed_at_ms,json=committedAtMs,proto3" json:"committed_at_ms,omitempty"` // leader's clock; the producers' last use in these streams
+	StreamId      []byte                 `protobuf:"bytes,2,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`                   // column
+	ProducerId    []byte                 `protobuf:"bytes,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`             // column
+	ProducerEpoch []byte                 `protobuf:"bytes,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`    // column; at least the epoch known for producer and stream
+	FirstSequence []byte                 `protobuf:"bytes,5,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`    // column; sequence of the first record; 2^31 - 1 is followed by 0
+	RecordCount   []byte                 `protobuf:"bytes,6,opt,name=record_count,json=recordCount,proto3" json:"record_count,omitempty"`          // column; records in the batch
+	StartOffset   []byte                 `protobuf:"bytes,7,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`          // column; offset of the first record
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProducerBatchesCommittedRecord) Reset() {
+	*x = ProducerBatchesCommittedRecord{}
+	mi := &file_streammeta_v1_records_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerBatchesCommittedRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerBatchesCommittedRecord) ProtoMessage() {}
+
+func (x *ProducerBatchesCommittedRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_records_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerBatchesCommittedRecord.ProtoReflect.Descriptor instead.
+func (*ProducerBatchesCommittedRecord) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_records_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ProducerBatchesCommittedRecord) GetCommittedAtMs() int64 {
+	if x != nil {
+		return x.CommittedAtMs
+	}
+	return 0
+}
+
+func (x *ProducerBatchesCommittedRecord) GetStreamId() []byte {
+	if x != nil {
+		return x.StreamId
+	}
+	return nil
+}
+
+func (x *ProducerBatchesCommittedRecord) GetProducerId() []byte {
+	if x != nil {
+		return x.ProducerId
+	}
+	return nil
+}
+
+func (x *ProducerBatchesCommittedRecord) GetProducerEpoch() []byte {
+	if x != nil {
+		return x.ProducerEpoch
+	}
+	return nil
+}
+
+func (x *ProducerBatchesCommittedRecord) GetFirstSequence() []byte {
+	if x != nil {
+		return x.FirstSequence
+	}
+	return nil
+}
+
+func (x *ProducerBatchesCommittedRecord) GetRecordCount() []byte {
+	if x != nil {
+		return x.RecordCount
+	}
+	return nil
+}
+
+func (x *ProducerBatchesCommittedRecord) GetStartOffset() []byte {
+	if x != nil {
+		return x.StartOffset
+	}
+	return nil
+}
+
+type ProducerIdsIssuedRecord struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	FirstProducerId int64                  `protobuf:"varint,1,opt,name=first_producer_id,json=firstProducerId,proto3" json:"first_producer_id,omitempty"` // equals the metadata's next producer id
+	Count           int64                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`                                              // ids issued
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ProducerIdsIssuedRecord) Reset() {
+	*x = ProducerIdsIssuedRecord{}
+	mi := &file_streammeta_v1_records_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerIdsIssuedRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerIdsIssuedRecord) ProtoMessage() {}
+
+func (x *ProducerIdsIssuedRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_records_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerIdsIssuedRecord.ProtoReflect.Descriptor instead.
+func (*ProducerIdsIssuedRecord) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_records_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ProducerIdsIssuedRecord) GetFirstProducerId() int64 {
+	if x != nil {
+		return x.FirstProducerId
+	}
+	return 0
+}
+
+func (x *ProducerIdsIssuedRecord) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type ProducersExpiredRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StreamId      []byte                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`       // column
+	ProducerId    []byte                 `protobuf:"bytes,2,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"` // column; no pair twice
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProducersExpiredRecord) Reset() {
+	*x = ProducersExpiredRecord{}
+	mi := &file_streammeta_v1_records_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducersExpiredRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducersExpiredRecord) ProtoMessage() {}
+
+func (x *ProducersExpiredRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_records_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducersExpiredRecord.ProtoReflect.Descriptor instead.
+func (*ProducersExpiredRecord) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_records_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ProducersExpiredRecord) GetStreamId() []byte {
+	if x != nil {
+		return x.StreamId
+	}
+	return nil
+}
+
+func (x *ProducersExpiredRecord) GetProducerId() []byte {
+	if x != nil {
+		return x.ProducerId
+	}
+	return nil
+}
+
 var File_streammeta_v1_records_proto protoreflect.FileDescriptor
 
 const file_streammeta_v1_records_proto_rawDesc = "" +
 	"\n" +
 	"\x1bstreammeta/v1/records.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\"<\n" +
 	"\tRecordSet\x12/\n" +
-	"\arecords\x18\x01 \x03(\v2\x15.streammeta.v1.RecordR\arecords\"\xee\x14\n" +
+	"\arecords\x18\x01 \x03(\v2\x15.streammeta.v1.RecordR\arecords\"\x8d\x17\n" +
 	"\x06Record\x12N\n" +
 	"\x0fstreams_created\x18\x01 \x01(\v2#.streammeta.v1.StreamsCreatedRecordH\x00R\x0estreamsCreated\x12K\n" +
 	"\x0estreams_opened\x18\x02 \x01(\v2\".streammeta.v1.StreamsOpenedRecordH\x00R\rstreamsOpened\x12Q\n" +
@@ -2721,18 +2974,22 @@ const file_streammeta_v1_records_proto_rawDesc = "" +
 	"\x11feature_level_set\x18\x1e \x01(\v2$.streammeta.v1.FeatureLevelSetRecordH\x00R\x0ffeatureLevelSet\x12T\n" +
 	"\x11objects_reclaimed\x18\x1f \x01(\v2%.streammeta.v1.ObjectsReclaimedRecordH\x00R\x10objectsReclaimed\x12Q\n" +
 	"\x10restore_finished\x18  \x01(\v2$.streammeta.v1.RestoreFinishedRecordH\x00R\x0frestoreFinished\x12d\n" +
-	"\x17named_objects_committed\x18! \x01(\v2*.streammeta.v1.NamedObjectsCommittedRecordH\x00R\x15namedObjectsCommittedB\x06\n" +
+	"\x17named_objects_committed\x18! \x01(\v2*.streammeta.v1.NamedObjectsCommittedRecordH\x00R\x15namedObjectsCommitted\x12m\n" +
+	"\x1aproducer_batches_committed\x18\" \x01(\v2-.streammeta.v1.ProducerBatchesCommittedRecordH\x00R\x18producerBatchesCommitted\x12X\n" +
+	"\x13producer_ids_issued\x18# \x01(\v2&.streammeta.v1.ProducerIdsIssuedRecordH\x00R\x11producerIdsIssued\x12T\n" +
+	"\x11producers_expired\x18$ \x01(\v2%.streammeta.v1.ProducersExpiredRecordH\x00R\x10producersExpiredB\x06\n" +
 	"\x04kindJ\x04\b\t\x10\n" +
 	"\"0\n" +
 	"\x06TagSet\x12&\n" +
-	"\x04tags\x18\x01 \x03(\v2\x12.streammeta.v1.TagR\x04tags\"\xb7\x01\n" +
+	"\x04tags\x18\x01 \x03(\v2\x12.streammeta.v1.TagR\x04tags\"\xcf\x01\n" +
 	"\x14StreamsCreatedRecord\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\x05R\x06nodeId\x12&\n" +
 	"\x0ffirst_stream_id\x18\x03 \x01(\x03R\rfirstStreamId\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\x03R\x05count\x12)\n" +
-	"\x04tags\x18\x05 \x03(\v2\x15.streammeta.v1.TagSetR\x04tags\"\x99\x01\n" +
+	"\x04tags\x18\x05 \x03(\v2\x15.streammeta.v1.TagSetR\x04tags\x12\x16\n" +
+	"\x06shared\x18\x06 \x01(\fR\x06shared\"\x99\x01\n" +
 	"\x13StreamsOpenedRecord\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\x05R\x06nodeId\x12\x1b\n" +
 	"\tstream_id\x18\x02 \x01(\fR\bstreamId\x12!\n" +
@@ -2891,7 +3148,23 @@ const file_streammeta_v1_records_proto_rawDesc = "" +
 	"\vobject_size\x18\x03 \x01(\fR\n" +
 	"objectSize\x12\x16\n" +
 	"\x06crc32c\x18\x04 \x01(\fR\x06crc32c\x12%\n" +
-	"\x0econtent_digest\x18\x05 \x01(\fR\rcontentDigestBD\n" +
+	"\x0econtent_digest\x18\x05 \x01(\fR\rcontentDigest\"\x9a\x02\n" +
+	"\x1eProducerBatchesCommittedRecord\x12&\n" +
+	"\x0fcommitted_at_ms\x18\x01 \x01(\x03R\rcommittedAtMs\x12\x1b\n" +
+	"\tstream_id\x18\x02 \x01(\fR\bstreamId\x12\x1f\n" +
+	"\vproducer_id\x18\x03 \x01(\fR\n" +
+	"producerId\x12%\n" +
+	"\x0eproducer_epoch\x18\x04 \x01(\fR\rproducerEpoch\x12%\n" +
+	"\x0efirst_sequence\x18\x05 \x01(\fR\rfirstSequence\x12!\n" +
+	"\frecord_count\x18\x06 \x01(\fR\vrecordCount\x12!\n" +
+	"\fstart_offset\x18\a \x01(\fR\vstartOffset\"[\n" +
+	"\x17ProducerIdsIssuedRecord\x12*\n" +
+	"\x11first_producer_id\x18\x01 \x01(\x03R\x0ffirstProducerId\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\"V\n" +
+	"\x16ProducersExpiredRecord\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\fR\bstreamId\x12\x1f\n" +
+	"\vproducer_id\x18\x02 \x01(\fR\n" +
+	"producerIdBD\n" +
 	"\x10io.streammeta.v1B\fRecordsProtoP\x01Z streammeta.io/go/v1;streammetav1b\x06proto3"
 
 var (
@@ -2906,7 +3179,7 @@ func file_streammeta_v1_records_proto_rawDescGZIP() []byte {
 	return file_streammeta_v1_records_proto_rawDescData
 }
 
-var file_streammeta_v1_records_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_streammeta_v1_records_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_streammeta_v1_records_proto_goTypes = []any{
 	(*RecordSet)(nil),                       // 0: streammeta.v1.RecordSet
 	(*Record)(nil),                          // 1: streammeta.v1.Record
@@ -2944,7 +3217,10 @@ var file_streammeta_v1_records_proto_goTypes = []any{
 	(*ObjectsReclaimedRecord)(nil),          // 33: streammeta.v1.ObjectsReclaimedRecord
 	(*RestoreFinishedRecord)(nil),           // 34: streammeta.v1.RestoreFinishedRecord
 	(*NamedObjectsCommittedRecord)(nil),     // 35: streammeta.v1.NamedObjectsCommittedRecord
-	(*Tag)(nil),                             // 36: streammeta.v1.Tag
+	(*ProducerBatchesCommittedRecord)(nil),  // 36: streammeta.v1.ProducerBatchesCommittedRecord
+	(*ProducerIdsIssuedRecord)(nil),         // 37: streammeta.v1.ProducerIdsIssuedRecord
+	(*ProducersExpiredRecord)(nil),          // 38: streammeta.v1.ProducersExpiredRecord
+	(*Tag)(nil),                             // 39: streammeta.v1.Tag
 }
 var file_streammeta_v1_records_proto_depIdxs = []int32{
 	1,  // 0: streammeta.v1.RecordSet.records:type_name -> streammeta.v1.Record
@@ -2980,16 +3256,19 @@ var file_streammeta_v1_records_proto_depIdxs = []int32{
 	33, // 30: streammeta.v1.Record.objects_reclaimed:type_name -> streammeta.v1.ObjectsReclaimedRecord
 	34, // 31: streammeta.v1.Record.restore_finished:type_name -> streammeta.v1.RestoreFinishedRecord
 	35, // 32: streammeta.v1.Record.named_objects_committed:type_name -> streammeta.v1.NamedObjectsCommittedRecord
-	36, // 33: streammeta.v1.TagSet.tags:type_name -> streammeta.v1.Tag
-	2,  // 34: streammeta.v1.StreamsCreatedRecord.tags:type_name -> streammeta.v1.TagSet
-	2,  // 35: streammeta.v1.StreamsOpenedRecord.tags:type_name -> streammeta.v1.TagSet
-	12, // 36: streammeta.v1.StreamSetObjectsCommittedRecord.ranges:type_name -> streammeta.v1.SetObjectRanges
-	36, // 37: streammeta.v1.NodeRegisteredRecord.tags:type_name -> streammeta.v1.Tag
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	36, // 33: streammeta.v1.Record.producer_batches_committed:type_name -> streammeta.v1.ProducerBatchesCommittedRecord
+	37, // 34: streammeta.v1.Record.producer_ids_issued:type_name -> streammeta.v1.ProducerIdsIssuedRecord
+	38, // 35: streammeta.v1.Record.producers_expired:type_name -> streammeta.v1.ProducersExpiredRecord
+	39, // 36: streammeta.v1.TagSet.tags:type_name -> streammeta.v1.Tag
+	2,  // 37: streammeta.v1.StreamsCreatedRecord.tags:type_name -> streammeta.v1.TagSet
+	2,  // 38: streammeta.v1.StreamsOpenedRecord.tags:type_name -> streammeta.v1.TagSet
+	12, // 39: streammeta.v1.StreamSetObjectsCommittedRecord.ranges:type_name -> streammeta.v1.SetObjectRanges
+	39, // 40: streammeta.v1.NodeRegisteredRecord.tags:type_name -> streammeta.v1.Tag
+	41, // [41:41] is the sub-list for method output_type
+	41, // [41:41] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_streammeta_v1_records_proto_init() }
@@ -3031,6 +3310,9 @@ func file_streammeta_v1_records_proto_init() {
 		(*Record_ObjectsReclaimed)(nil),
 		(*Record_RestoreFinished)(nil),
 		(*Record_NamedObjectsCommitted)(nil),
+		(*Record_ProducerBatchesCommitted)(nil),
+		(*Record_ProducerIdsIssued)(nil),
+		(*Record_ProducersExpired)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3038,7 +3320,7 @@ func file_streammeta_v1_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_streammeta_v1_records_proto_rawDesc), len(file_streammeta_v1_records_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

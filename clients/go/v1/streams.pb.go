@@ -84,8 +84,12 @@ func (x *CreateStreamsRequest) GetStreams() []*NewStream {
 }
 
 type NewStream struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tags          []*Tag                 `protobuf:"bytes,1,rep,name=tags,proto3" json:"tags,omitempty"` // at most 16
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Tags  []*Tag                 `protobuf:"bytes,1,rep,name=tags,proto3" json:"tags,omitempty"` // at most 16
+	// From feature level 5 on. A shared stream has no owner: any broker appends to it with shared_rows of a commit,
+	// which assigns the offsets. It is never opened or closed, and its epoch is always 0. Absent: an owned stream.
+	// Neither kind ever becomes the other.
+	Shared        bool `protobuf:"varint,2,opt,name=shared,proto3" json:"shared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -125,6 +129,13 @@ func (x *NewStream) GetTags() []*Tag {
 		return x.Tags
 	}
 	return nil
+}
+
+func (x *NewStream) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 type CreateStreamsResponse struct {
@@ -926,6 +937,110 @@ func (x *DeleteStreamsResponse) GetErrors() []ErrorCode {
 	return nil
 }
 
+type IssueProducerIdsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *NodeIdentity          `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`    // the caller
+	Count         int32                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"` // ids wanted, 1..10000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IssueProducerIdsRequest) Reset() {
+	*x = IssueProducerIdsRequest{}
+	mi := &file_streammeta_v1_streams_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IssueProducerIdsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IssueProducerIdsRequest) ProtoMessage() {}
+
+func (x *IssueProducerIdsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_streams_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IssueProducerIdsRequest.ProtoReflect.Descriptor instead.
+func (*IssueProducerIdsRequest) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *IssueProducerIdsRequest) GetNode() *NodeIdentity {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *IssueProducerIdsRequest) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type IssueProducerIdsResponse struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Error           ErrorCode              `protobuf:"varint,1,opt,name=error,proto3,enum=streammeta.v1.ErrorCode" json:"error,omitempty"`                 // the node check
+	FirstProducerId int64                  `protobuf:"varint,2,opt,name=first_producer_id,json=firstProducerId,proto3" json:"first_producer_id,omitempty"` // ids are first_producer_id .. first_producer_id + count - 1
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *IssueProducerIdsResponse) Reset() {
+	*x = IssueProducerIdsResponse{}
+	mi := &file_streammeta_v1_streams_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IssueProducerIdsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IssueProducerIdsResponse) ProtoMessage() {}
+
+func (x *IssueProducerIdsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_streammeta_v1_streams_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IssueProducerIdsResponse.ProtoReflect.Descriptor instead.
+func (*IssueProducerIdsResponse) Descriptor() ([]byte, []int) {
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *IssueProducerIdsResponse) GetError() ErrorCode {
+	if x != nil {
+		return x.Error
+	}
+	return ErrorCode_ERROR_CODE_NONE
+}
+
+func (x *IssueProducerIdsResponse) GetFirstProducerId() int64 {
+	if x != nil {
+		return x.FirstProducerId
+	}
+	return 0
+}
+
 type DescribeStreamsRequest struct {
 	state                protoimpl.MessageState `protogen:"open.v1"`
 	StreamIds            []int64                `protobuf:"varint,1,rep,packed,name=stream_ids,json=streamIds,proto3" json:"stream_ids,omitempty"`                             // these streams; unknown ids are left out. Empty: all
@@ -939,7 +1054,7 @@ type DescribeStreamsRequest struct {
 
 func (x *DescribeStreamsRequest) Reset() {
 	*x = DescribeStreamsRequest{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[16]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1066,7 @@ func (x *DescribeStreamsRequest) String() string {
 func (*DescribeStreamsRequest) ProtoMessage() {}
 
 func (x *DescribeStreamsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[16]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1079,7 @@ func (x *DescribeStreamsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeStreamsRequest.ProtoReflect.Descriptor instead.
 func (*DescribeStreamsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{16}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DescribeStreamsRequest) GetStreamIds() []int64 {
@@ -1013,7 +1128,7 @@ type DescribeStreamsResponse struct {
 
 func (x *DescribeStreamsResponse) Reset() {
 	*x = DescribeStreamsResponse{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[17]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1140,7 @@ func (x *DescribeStreamsResponse) String() string {
 func (*DescribeStreamsResponse) ProtoMessage() {}
 
 func (x *DescribeStreamsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[17]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1153,7 @@ func (x *DescribeStreamsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeStreamsResponse.ProtoReflect.Descriptor instead.
 func (*DescribeStreamsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{17}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DescribeStreamsResponse) GetStreams() []*StreamDescription {
@@ -1075,7 +1190,7 @@ type FindStreamsRequest struct {
 
 func (x *FindStreamsRequest) Reset() {
 	*x = FindStreamsRequest{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[18]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1202,7 @@ func (x *FindStreamsRequest) String() string {
 func (*FindStreamsRequest) ProtoMessage() {}
 
 func (x *FindStreamsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[18]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1215,7 @@ func (x *FindStreamsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindStreamsRequest.ProtoReflect.Descriptor instead.
 func (*FindStreamsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{18}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FindStreamsRequest) GetTags() []*Tag {
@@ -1134,7 +1249,7 @@ type FindStreamsResponse struct {
 
 func (x *FindStreamsResponse) Reset() {
 	*x = FindStreamsResponse{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[19]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1261,7 @@ func (x *FindStreamsResponse) String() string {
 func (*FindStreamsResponse) ProtoMessage() {}
 
 func (x *FindStreamsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[19]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1274,7 @@ func (x *FindStreamsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindStreamsResponse.ProtoReflect.Descriptor instead.
 func (*FindStreamsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{19}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FindStreamsResponse) GetStreams() []*StreamDescription {
@@ -1179,12 +1294,12 @@ func (x *FindStreamsResponse) GetNextPageToken() string {
 type StreamDescription struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	StreamId       int64                  `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`                   // issued from a counter, never reused
-	Epoch          *int64                 `protobuf:"varint,2,opt,name=epoch,proto3,oneof" json:"epoch,omitempty"`                                   // absent: never opened
-	RangeIndex     *int32                 `protobuf:"varint,3,opt,name=range_index,json=rangeIndex,proto3,oneof" json:"range_index,omitempty"`       // index of the current range; absent: never opened
+	Epoch          *int64                 `protobuf:"varint,2,opt,name=epoch,proto3,oneof" json:"epoch,omitempty"`                                   // absent: never opened; of a shared stream 0
+	RangeIndex     *int32                 `protobuf:"varint,3,opt,name=range_index,json=rangeIndex,proto3,oneof" json:"range_index,omitempty"`       // index of the current range; absent: never opened, or shared
 	StartOffset    int64                  `protobuf:"varint,4,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`          // first visible offset
 	EndOffset      int64                  `protobuf:"varint,5,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"`                // offset the next commit must start at
-	State          StreamState            `protobuf:"varint,6,opt,name=state,proto3,enum=streammeta.v1.StreamState" json:"state,omitempty"`          // opened or closed
-	NodeId         *int32                 `protobuf:"varint,7,opt,name=node_id,json=nodeId,proto3,oneof" json:"node_id,omitempty"`                   // owner of the current range; absent: never opened
+	State          StreamState            `protobuf:"varint,6,opt,name=state,proto3,enum=streammeta.v1.StreamState" json:"state,omitempty"`          // opened, closed or shared
+	NodeId         *int32                 `protobuf:"varint,7,opt,name=node_id,json=nodeId,proto3,oneof" json:"node_id,omitempty"`                   // owner of the current range; absent: never opened, or shared
 	Tags           []*Tag                 `protobuf:"bytes,8,rep,name=tags,proto3" json:"tags,omitempty"`                                            // sorted by key
 	Ranges         []*StreamRange         `protobuf:"bytes,9,rep,name=ranges,proto3" json:"ranges,omitempty"`                                        // by range index
 	StreamObjects  []*StreamObjectRange   `protobuf:"bytes,10,rep,name=stream_objects,json=streamObjects,proto3" json:"stream_objects,omitempty"`    // by start offset
@@ -1196,7 +1311,7 @@ type StreamDescription struct {
 
 func (x *StreamDescription) Reset() {
 	*x = StreamDescription{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[20]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1323,7 @@ func (x *StreamDescription) String() string {
 func (*StreamDescription) ProtoMessage() {}
 
 func (x *StreamDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[20]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1336,7 @@ func (x *StreamDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamDescription.ProtoReflect.Descriptor instead.
 func (*StreamDescription) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{20}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StreamDescription) GetStreamId() int64 {
@@ -1321,7 +1436,7 @@ type PendingUpload struct {
 
 func (x *PendingUpload) Reset() {
 	*x = PendingUpload{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[21]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1448,7 @@ func (x *PendingUpload) String() string {
 func (*PendingUpload) ProtoMessage() {}
 
 func (x *PendingUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[21]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1461,7 @@ func (x *PendingUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PendingUpload.ProtoReflect.Descriptor instead.
 func (*PendingUpload) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{21}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PendingUpload) GetNodeId() int32 {
@@ -1387,7 +1502,7 @@ type OffsetRange struct {
 
 func (x *OffsetRange) Reset() {
 	*x = OffsetRange{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[22]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1514,7 @@ func (x *OffsetRange) String() string {
 func (*OffsetRange) ProtoMessage() {}
 
 func (x *OffsetRange) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[22]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1527,7 @@ func (x *OffsetRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffsetRange.ProtoReflect.Descriptor instead.
 func (*OffsetRange) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{22}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *OffsetRange) GetStartOffset() int64 {
@@ -1443,7 +1558,7 @@ type StreamRange struct {
 
 func (x *StreamRange) Reset() {
 	*x = StreamRange{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[23]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1570,7 @@ func (x *StreamRange) String() string {
 func (*StreamRange) ProtoMessage() {}
 
 func (x *StreamRange) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[23]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1583,7 @@ func (x *StreamRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamRange.ProtoReflect.Descriptor instead.
 func (*StreamRange) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{23}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StreamRange) GetRangeIndex() int32 {
@@ -1517,7 +1632,7 @@ type StreamObjectRange struct {
 
 func (x *StreamObjectRange) Reset() {
 	*x = StreamObjectRange{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[24]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1644,7 @@ func (x *StreamObjectRange) String() string {
 func (*StreamObjectRange) ProtoMessage() {}
 
 func (x *StreamObjectRange) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[24]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1657,7 @@ func (x *StreamObjectRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamObjectRange.ProtoReflect.Descriptor instead.
 func (*StreamObjectRange) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{24}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StreamObjectRange) GetObjectId() int64 {
@@ -1578,7 +1693,7 @@ type GetOpeningStreamsRequest struct {
 
 func (x *GetOpeningStreamsRequest) Reset() {
 	*x = GetOpeningStreamsRequest{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[25]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1705,7 @@ func (x *GetOpeningStreamsRequest) String() string {
 func (*GetOpeningStreamsRequest) ProtoMessage() {}
 
 func (x *GetOpeningStreamsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[25]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1718,7 @@ func (x *GetOpeningStreamsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOpeningStreamsRequest.ProtoReflect.Descriptor instead.
 func (*GetOpeningStreamsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{25}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetOpeningStreamsRequest) GetNode() *NodeIdentity {
@@ -1645,7 +1760,7 @@ type GetOpeningStreamsResponse struct {
 
 func (x *GetOpeningStreamsResponse) Reset() {
 	*x = GetOpeningStreamsResponse{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[26]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1772,7 @@ func (x *GetOpeningStreamsResponse) String() string {
 func (*GetOpeningStreamsResponse) ProtoMessage() {}
 
 func (x *GetOpeningStreamsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[26]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1785,7 @@ func (x *GetOpeningStreamsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOpeningStreamsResponse.ProtoReflect.Descriptor instead.
 func (*GetOpeningStreamsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{26}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetOpeningStreamsResponse) GetError() ErrorCode {
@@ -1707,7 +1822,7 @@ type OpeningStream struct {
 
 func (x *OpeningStream) Reset() {
 	*x = OpeningStream{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[27]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1834,7 @@ func (x *OpeningStream) String() string {
 func (*OpeningStream) ProtoMessage() {}
 
 func (x *OpeningStream) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[27]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1847,7 @@ func (x *OpeningStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpeningStream.ProtoReflect.Descriptor instead.
 func (*OpeningStream) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{27}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OpeningStream) GetStreamId() int64 {
@@ -1784,7 +1899,7 @@ type AbandonUploadsRequest struct {
 
 func (x *AbandonUploadsRequest) Reset() {
 	*x = AbandonUploadsRequest{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[28]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1911,7 @@ func (x *AbandonUploadsRequest) String() string {
 func (*AbandonUploadsRequest) ProtoMessage() {}
 
 func (x *AbandonUploadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[28]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1924,7 @@ func (x *AbandonUploadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbandonUploadsRequest.ProtoReflect.Descriptor instead.
 func (*AbandonUploadsRequest) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{28}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AbandonUploadsRequest) GetRequestId() string {
@@ -1852,7 +1967,7 @@ type AbandonUploadsResponse struct {
 
 func (x *AbandonUploadsResponse) Reset() {
 	*x = AbandonUploadsResponse{}
-	mi := &file_streammeta_v1_streams_proto_msgTypes[29]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +1979,7 @@ func (x *AbandonUploadsResponse) String() string {
 func (*AbandonUploadsResponse) ProtoMessage() {}
 
 func (x *AbandonUploadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_streammeta_v1_streams_proto_msgTypes[29]
+	mi := &file_streammeta_v1_streams_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +1992,7 @@ func (x *AbandonUploadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbandonUploadsResponse.ProtoReflect.Descriptor instead.
 func (*AbandonUploadsResponse) Descriptor() ([]byte, []int) {
-	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{29}
+	return file_streammeta_v1_streams_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AbandonUploadsResponse) GetError() ErrorCode {
@@ -1917,9 +2032,10 @@ const file_streammeta_v1_streams_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12/\n" +
 	"\x04node\x18\x02 \x01(\v2\x1b.streammeta.v1.NodeIdentityR\x04node\x122\n" +
-	"\astreams\x18\x03 \x03(\v2\x18.streammeta.v1.NewStreamR\astreams\"3\n" +
+	"\astreams\x18\x03 \x03(\v2\x18.streammeta.v1.NewStreamR\astreams\"K\n" +
 	"\tNewStream\x12&\n" +
-	"\x04tags\x18\x01 \x03(\v2\x12.streammeta.v1.TagR\x04tags\"f\n" +
+	"\x04tags\x18\x01 \x03(\v2\x12.streammeta.v1.TagR\x04tags\x12\x16\n" +
+	"\x06shared\x18\x02 \x01(\bR\x06shared\"f\n" +
 	"\x15CreateStreamsResponse\x12.\n" +
 	"\x05error\x18\x01 \x01(\x0e2\x18.streammeta.v1.ErrorCodeR\x05error\x12\x1d\n" +
 	"\n" +
@@ -1993,7 +2109,13 @@ const file_streammeta_v1_streams_proto_rawDesc = "" +
 	"_stream_idB\x0f\n" +
 	"\r_stream_epoch\"I\n" +
 	"\x15DeleteStreamsResponse\x120\n" +
-	"\x06errors\x18\x01 \x03(\x0e2\x18.streammeta.v1.ErrorCodeR\x06errors\"\xff\x01\n" +
+	"\x06errors\x18\x01 \x03(\x0e2\x18.streammeta.v1.ErrorCodeR\x06errors\"`\n" +
+	"\x17IssueProducerIdsRequest\x12/\n" +
+	"\x04node\x18\x01 \x01(\v2\x1b.streammeta.v1.NodeIdentityR\x04node\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\"v\n" +
+	"\x18IssueProducerIdsResponse\x12.\n" +
+	"\x05error\x18\x01 \x01(\x0e2\x18.streammeta.v1.ErrorCodeR\x05error\x12*\n" +
+	"\x11first_producer_id\x18\x02 \x01(\x03R\x0ffirstProducerId\"\xff\x01\n" +
 	"\x16DescribeStreamsRequest\x12\x1d\n" +
 	"\n" +
 	"stream_ids\x18\x01 \x03(\x03R\tstreamIds\x12'\n" +
@@ -2088,13 +2210,14 @@ const file_streammeta_v1_streams_proto_rawDesc = "" +
 	"\x05error\x18\x01 \x01(\x0e2\x18.streammeta.v1.ErrorCodeR\x05error\x12:\n" +
 	"\tabandoned\x18\x02 \x03(\v2\x1c.streammeta.v1.PendingUploadR\tabandoned\x12%\n" +
 	"\x0eclosed_streams\x18\x03 \x01(\x03R\rclosedStreams\x12!\n" +
-	"\fopen_streams\x18\x04 \x01(\x03R\vopenStreams2\xcb\x06\n" +
+	"\fopen_streams\x18\x04 \x01(\x03R\vopenStreams2\xb0\a\n" +
 	"\rStreamService\x12Z\n" +
 	"\rCreateStreams\x12#.streammeta.v1.CreateStreamsRequest\x1a$.streammeta.v1.CreateStreamsResponse\x12T\n" +
 	"\vOpenStreams\x12!.streammeta.v1.OpenStreamsRequest\x1a\".streammeta.v1.OpenStreamsResponse\x12W\n" +
 	"\fCloseStreams\x12\".streammeta.v1.CloseStreamsRequest\x1a#.streammeta.v1.CloseStreamsResponse\x12T\n" +
 	"\vTrimStreams\x12!.streammeta.v1.TrimStreamsRequest\x1a\".streammeta.v1.TrimStreamsResponse\x12Z\n" +
-	"\rDeleteStreams\x12#.streammeta.v1.DeleteStreamsRequest\x1a$.streammeta.v1.DeleteStreamsResponse\x12`\n" +
+	"\rDeleteStreams\x12#.streammeta.v1.DeleteStreamsRequest\x1a$.streammeta.v1.DeleteStreamsResponse\x12c\n" +
+	"\x10IssueProducerIds\x12&.streammeta.v1.IssueProducerIdsRequest\x1a'.streammeta.v1.IssueProducerIdsResponse\x12`\n" +
 	"\x0fDescribeStreams\x12%.streammeta.v1.DescribeStreamsRequest\x1a&.streammeta.v1.DescribeStreamsResponse\x12T\n" +
 	"\vFindStreams\x12!.streammeta.v1.FindStreamsRequest\x1a\".streammeta.v1.FindStreamsResponse\x12f\n" +
 	"\x11GetOpeningStreams\x12'.streammeta.v1.GetOpeningStreamsRequest\x1a(.streammeta.v1.GetOpeningStreamsResponse\x12]\n" +
@@ -2113,7 +2236,7 @@ func file_streammeta_v1_streams_proto_rawDescGZIP() []byte {
 	return file_streammeta_v1_streams_proto_rawDescData
 }
 
-var file_streammeta_v1_streams_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_streammeta_v1_streams_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_streammeta_v1_streams_proto_goTypes = []any{
 	(*CreateStreamsRequest)(nil),      // 0: streammeta.v1.CreateStreamsRequest
 	(*NewStream)(nil),                 // 1: streammeta.v1.NewStream
@@ -2131,87 +2254,93 @@ var file_streammeta_v1_streams_proto_goTypes = []any{
 	(*DeleteStreamsRequest)(nil),      // 13: streammeta.v1.DeleteStreamsRequest
 	(*StreamToDelete)(nil),            // 14: streammeta.v1.StreamToDelete
 	(*DeleteStreamsResponse)(nil),     // 15: streammeta.v1.DeleteStreamsResponse
-	(*DescribeStreamsRequest)(nil),    // 16: streammeta.v1.DescribeStreamsRequest
-	(*DescribeStreamsResponse)(nil),   // 17: streammeta.v1.DescribeStreamsResponse
-	(*FindStreamsRequest)(nil),        // 18: streammeta.v1.FindStreamsRequest
-	(*FindStreamsResponse)(nil),       // 19: streammeta.v1.FindStreamsResponse
-	(*StreamDescription)(nil),         // 20: streammeta.v1.StreamDescription
-	(*PendingUpload)(nil),             // 21: streammeta.v1.PendingUpload
-	(*OffsetRange)(nil),               // 22: streammeta.v1.OffsetRange
-	(*StreamRange)(nil),               // 23: streammeta.v1.StreamRange
-	(*StreamObjectRange)(nil),         // 24: streammeta.v1.StreamObjectRange
-	(*GetOpeningStreamsRequest)(nil),  // 25: streammeta.v1.GetOpeningStreamsRequest
-	(*GetOpeningStreamsResponse)(nil), // 26: streammeta.v1.GetOpeningStreamsResponse
-	(*OpeningStream)(nil),             // 27: streammeta.v1.OpeningStream
-	(*AbandonUploadsRequest)(nil),     // 28: streammeta.v1.AbandonUploadsRequest
-	(*AbandonUploadsResponse)(nil),    // 29: streammeta.v1.AbandonUploadsResponse
-	(*NodeIdentity)(nil),              // 30: streammeta.v1.NodeIdentity
-	(*Tag)(nil),                       // 31: streammeta.v1.Tag
-	(ErrorCode)(0),                    // 32: streammeta.v1.ErrorCode
-	(*PageRequest)(nil),               // 33: streammeta.v1.PageRequest
-	(StreamState)(0),                  // 34: streammeta.v1.StreamState
+	(*IssueProducerIdsRequest)(nil),   // 16: streammeta.v1.IssueProducerIdsRequest
+	(*IssueProducerIdsResponse)(nil),  // 17: streammeta.v1.IssueProducerIdsResponse
+	(*DescribeStreamsRequest)(nil),    // 18: streammeta.v1.DescribeStreamsRequest
+	(*DescribeStreamsResponse)(nil),   // 19: streammeta.v1.DescribeStreamsResponse
+	(*FindStreamsRequest)(nil),        // 20: streammeta.v1.FindStreamsRequest
+	(*FindStreamsResponse)(nil),       // 21: streammeta.v1.FindStreamsResponse
+	(*StreamDescription)(nil),         // 22: streammeta.v1.StreamDescription
+	(*PendingUpload)(nil),             // 23: streammeta.v1.PendingUpload
+	(*OffsetRange)(nil),               // 24: streammeta.v1.OffsetRange
+	(*StreamRange)(nil),               // 25: streammeta.v1.StreamRange
+	(*StreamObjectRange)(nil),         // 26: streammeta.v1.StreamObjectRange
+	(*GetOpeningStreamsRequest)(nil),  // 27: streammeta.v1.GetOpeningStreamsRequest
+	(*GetOpeningStreamsResponse)(nil), // 28: streammeta.v1.GetOpeningStreamsResponse
+	(*OpeningStream)(nil),             // 29: streammeta.v1.OpeningStream
+	(*AbandonUploadsRequest)(nil),     // 30: streammeta.v1.AbandonUploadsRequest
+	(*AbandonUploadsResponse)(nil),    // 31: streammeta.v1.AbandonUploadsResponse
+	(*NodeIdentity)(nil),              // 32: streammeta.v1.NodeIdentity
+	(*Tag)(nil),                       // 33: streammeta.v1.Tag
+	(ErrorCode)(0),                    // 34: streammeta.v1.ErrorCode
+	(*PageRequest)(nil),               // 35: streammeta.v1.PageRequest
+	(StreamState)(0),                  // 36: streammeta.v1.StreamState
 }
 var file_streammeta_v1_streams_proto_depIdxs = []int32{
-	30, // 0: streammeta.v1.CreateStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	32, // 0: streammeta.v1.CreateStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
 	1,  // 1: streammeta.v1.CreateStreamsRequest.streams:type_name -> streammeta.v1.NewStream
-	31, // 2: streammeta.v1.NewStream.tags:type_name -> streammeta.v1.Tag
-	32, // 3: streammeta.v1.CreateStreamsResponse.error:type_name -> streammeta.v1.ErrorCode
-	30, // 4: streammeta.v1.OpenStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	33, // 2: streammeta.v1.NewStream.tags:type_name -> streammeta.v1.Tag
+	34, // 3: streammeta.v1.CreateStreamsResponse.error:type_name -> streammeta.v1.ErrorCode
+	32, // 4: streammeta.v1.OpenStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
 	4,  // 5: streammeta.v1.OpenStreamsRequest.streams:type_name -> streammeta.v1.StreamToOpen
-	31, // 6: streammeta.v1.StreamToOpen.tags:type_name -> streammeta.v1.Tag
+	33, // 6: streammeta.v1.StreamToOpen.tags:type_name -> streammeta.v1.Tag
 	6,  // 7: streammeta.v1.OpenStreamsResponse.streams:type_name -> streammeta.v1.OpenedStream
-	32, // 8: streammeta.v1.OpenedStream.error:type_name -> streammeta.v1.ErrorCode
-	30, // 9: streammeta.v1.CloseStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	34, // 8: streammeta.v1.OpenedStream.error:type_name -> streammeta.v1.ErrorCode
+	32, // 9: streammeta.v1.CloseStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
 	8,  // 10: streammeta.v1.CloseStreamsRequest.streams:type_name -> streammeta.v1.StreamToClose
-	30, // 11: streammeta.v1.CloseStreamsRequest.recoverer:type_name -> streammeta.v1.NodeIdentity
-	32, // 12: streammeta.v1.CloseStreamsResponse.errors:type_name -> streammeta.v1.ErrorCode
-	30, // 13: streammeta.v1.TrimStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	32, // 11: streammeta.v1.CloseStreamsRequest.recoverer:type_name -> streammeta.v1.NodeIdentity
+	34, // 12: streammeta.v1.CloseStreamsResponse.errors:type_name -> streammeta.v1.ErrorCode
+	32, // 13: streammeta.v1.TrimStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
 	11, // 14: streammeta.v1.TrimStreamsRequest.streams:type_name -> streammeta.v1.StreamToTrim
-	32, // 15: streammeta.v1.TrimStreamsResponse.errors:type_name -> streammeta.v1.ErrorCode
-	30, // 16: streammeta.v1.DeleteStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	34, // 15: streammeta.v1.TrimStreamsResponse.errors:type_name -> streammeta.v1.ErrorCode
+	32, // 16: streammeta.v1.DeleteStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
 	14, // 17: streammeta.v1.DeleteStreamsRequest.streams:type_name -> streammeta.v1.StreamToDelete
-	32, // 18: streammeta.v1.DeleteStreamsResponse.errors:type_name -> streammeta.v1.ErrorCode
-	33, // 19: streammeta.v1.DescribeStreamsRequest.page:type_name -> streammeta.v1.PageRequest
-	20, // 20: streammeta.v1.DescribeStreamsResponse.streams:type_name -> streammeta.v1.StreamDescription
-	31, // 21: streammeta.v1.FindStreamsRequest.tags:type_name -> streammeta.v1.Tag
-	33, // 22: streammeta.v1.FindStreamsRequest.page:type_name -> streammeta.v1.PageRequest
-	20, // 23: streammeta.v1.FindStreamsResponse.streams:type_name -> streammeta.v1.StreamDescription
-	34, // 24: streammeta.v1.StreamDescription.state:type_name -> streammeta.v1.StreamState
-	31, // 25: streammeta.v1.StreamDescription.tags:type_name -> streammeta.v1.Tag
-	23, // 26: streammeta.v1.StreamDescription.ranges:type_name -> streammeta.v1.StreamRange
-	24, // 27: streammeta.v1.StreamDescription.stream_objects:type_name -> streammeta.v1.StreamObjectRange
-	21, // 28: streammeta.v1.StreamDescription.pending_uploads:type_name -> streammeta.v1.PendingUpload
-	22, // 29: streammeta.v1.StreamDescription.lost:type_name -> streammeta.v1.OffsetRange
-	30, // 30: streammeta.v1.GetOpeningStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
-	33, // 31: streammeta.v1.GetOpeningStreamsRequest.page:type_name -> streammeta.v1.PageRequest
-	30, // 32: streammeta.v1.GetOpeningStreamsRequest.recoverer:type_name -> streammeta.v1.NodeIdentity
-	32, // 33: streammeta.v1.GetOpeningStreamsResponse.error:type_name -> streammeta.v1.ErrorCode
-	27, // 34: streammeta.v1.GetOpeningStreamsResponse.streams:type_name -> streammeta.v1.OpeningStream
-	32, // 35: streammeta.v1.AbandonUploadsResponse.error:type_name -> streammeta.v1.ErrorCode
-	21, // 36: streammeta.v1.AbandonUploadsResponse.abandoned:type_name -> streammeta.v1.PendingUpload
-	0,  // 37: streammeta.v1.StreamService.CreateStreams:input_type -> streammeta.v1.CreateStreamsRequest
-	3,  // 38: streammeta.v1.StreamService.OpenStreams:input_type -> streammeta.v1.OpenStreamsRequest
-	7,  // 39: streammeta.v1.StreamService.CloseStreams:input_type -> streammeta.v1.CloseStreamsRequest
-	10, // 40: streammeta.v1.StreamService.TrimStreams:input_type -> streammeta.v1.TrimStreamsRequest
-	13, // 41: streammeta.v1.StreamService.DeleteStreams:input_type -> streammeta.v1.DeleteStreamsRequest
-	16, // 42: streammeta.v1.StreamService.DescribeStreams:input_type -> streammeta.v1.DescribeStreamsRequest
-	18, // 43: streammeta.v1.StreamService.FindStreams:input_type -> streammeta.v1.FindStreamsRequest
-	25, // 44: streammeta.v1.StreamService.GetOpeningStreams:input_type -> streammeta.v1.GetOpeningStreamsRequest
-	28, // 45: streammeta.v1.StreamService.AbandonUploads:input_type -> streammeta.v1.AbandonUploadsRequest
-	2,  // 46: streammeta.v1.StreamService.CreateStreams:output_type -> streammeta.v1.CreateStreamsResponse
-	5,  // 47: streammeta.v1.StreamService.OpenStreams:output_type -> streammeta.v1.OpenStreamsResponse
-	9,  // 48: streammeta.v1.StreamService.CloseStreams:output_type -> streammeta.v1.CloseStreamsResponse
-	12, // 49: streammeta.v1.StreamService.TrimStreams:output_type -> streammeta.v1.TrimStreamsResponse
-	15, // 50: streammeta.v1.StreamService.DeleteStreams:output_type -> streammeta.v1.DeleteStreamsResponse
-	17, // 51: streammeta.v1.StreamService.DescribeStreams:output_type -> streammeta.v1.DescribeStreamsResponse
-	19, // 52: streammeta.v1.StreamService.FindStreams:output_type -> streammeta.v1.FindStreamsResponse
-	26, // 53: streammeta.v1.StreamService.GetOpeningStreams:output_type -> streammeta.v1.GetOpeningStreamsResponse
-	29, // 54: streammeta.v1.StreamService.AbandonUploads:output_type -> streammeta.v1.AbandonUploadsResponse
-	46, // [46:55] is the sub-list for method output_type
-	37, // [37:46] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	34, // 18: streammeta.v1.DeleteStreamsResponse.errors:type_name -> streammeta.v1.ErrorCode
+	32, // 19: streammeta.v1.IssueProducerIdsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	34, // 20: streammeta.v1.IssueProducerIdsResponse.error:type_name -> streammeta.v1.ErrorCode
+	35, // 21: streammeta.v1.DescribeStreamsRequest.page:type_name -> streammeta.v1.PageRequest
+	22, // 22: streammeta.v1.DescribeStreamsResponse.streams:type_name -> streammeta.v1.StreamDescription
+	33, // 23: streammeta.v1.FindStreamsRequest.tags:type_name -> streammeta.v1.Tag
+	35, // 24: streammeta.v1.FindStreamsRequest.page:type_name -> streammeta.v1.PageRequest
+	22, // 25: streammeta.v1.FindStreamsResponse.streams:type_name -> streammeta.v1.StreamDescription
+	36, // 26: streammeta.v1.StreamDescription.state:type_name -> streammeta.v1.StreamState
+	33, // 27: streammeta.v1.StreamDescription.tags:type_name -> streammeta.v1.Tag
+	25, // 28: streammeta.v1.StreamDescription.ranges:type_name -> streammeta.v1.StreamRange
+	26, // 29: streammeta.v1.StreamDescription.stream_objects:type_name -> streammeta.v1.StreamObjectRange
+	23, // 30: streammeta.v1.StreamDescription.pending_uploads:type_name -> streammeta.v1.PendingUpload
+	24, // 31: streammeta.v1.StreamDescription.lost:type_name -> streammeta.v1.OffsetRange
+	32, // 32: streammeta.v1.GetOpeningStreamsRequest.node:type_name -> streammeta.v1.NodeIdentity
+	35, // 33: streammeta.v1.GetOpeningStreamsRequest.page:type_name -> streammeta.v1.PageRequest
+	32, // 34: streammeta.v1.GetOpeningStreamsRequest.recoverer:type_name -> streammeta.v1.NodeIdentity
+	34, // 35: streammeta.v1.GetOpeningStreamsResponse.error:type_name -> streammeta.v1.ErrorCode
+	29, // 36: streammeta.v1.GetOpeningStreamsResponse.streams:type_name -> streammeta.v1.OpeningStream
+	34, // 37: streammeta.v1.AbandonUploadsResponse.error:type_name -> streammeta.v1.ErrorCode
+	23, // 38: streammeta.v1.AbandonUploadsResponse.abandoned:type_name -> streammeta.v1.PendingUpload
+	0,  // 39: streammeta.v1.StreamService.CreateStreams:input_type -> streammeta.v1.CreateStreamsRequest
+	3,  // 40: streammeta.v1.StreamService.OpenStreams:input_type -> streammeta.v1.OpenStreamsRequest
+	7,  // 41: streammeta.v1.StreamService.CloseStreams:input_type -> streammeta.v1.CloseStreamsRequest
+	10, // 42: streammeta.v1.StreamService.TrimStreams:input_type -> streammeta.v1.TrimStreamsRequest
+	13, // 43: streammeta.v1.StreamService.DeleteStreams:input_type -> streammeta.v1.DeleteStreamsRequest
+	16, // 44: streammeta.v1.StreamService.IssueProducerIds:input_type -> streammeta.v1.IssueProducerIdsRequest
+	18, // 45: streammeta.v1.StreamService.DescribeStreams:input_type -> streammeta.v1.DescribeStreamsRequest
+	20, // 46: streammeta.v1.StreamService.FindStreams:input_type -> streammeta.v1.FindStreamsRequest
+	27, // 47: streammeta.v1.StreamService.GetOpeningStreams:input_type -> streammeta.v1.GetOpeningStreamsRequest
+	30, // 48: streammeta.v1.StreamService.AbandonUploads:input_type -> streammeta.v1.AbandonUploadsRequest
+	2,  // 49: streammeta.v1.StreamService.CreateStreams:output_type -> streammeta.v1.CreateStreamsResponse
+	5,  // 50: streammeta.v1.StreamService.OpenStreams:output_type -> streammeta.v1.OpenStreamsResponse
+	9,  // 51: streammeta.v1.StreamService.CloseStreams:output_type -> streammeta.v1.CloseStreamsResponse
+	12, // 52: streammeta.v1.StreamService.TrimStreams:output_type -> streammeta.v1.TrimStreamsResponse
+	15, // 53: streammeta.v1.StreamService.DeleteStreams:output_type -> streammeta.v1.DeleteStreamsResponse
+	17, // 54: streammeta.v1.StreamService.IssueProducerIds:output_type -> streammeta.v1.IssueProducerIdsResponse
+	19, // 55: streammeta.v1.StreamService.DescribeStreams:output_type -> streammeta.v1.DescribeStreamsResponse
+	21, // 56: streammeta.v1.StreamService.FindStreams:output_type -> streammeta.v1.FindStreamsResponse
+	28, // 57: streammeta.v1.StreamService.GetOpeningStreams:output_type -> streammeta.v1.GetOpeningStreamsResponse
+	31, // 58: streammeta.v1.StreamService.AbandonUploads:output_type -> streammeta.v1.AbandonUploadsResponse
+	49, // [49:59] is the sub-list for method output_type
+	39, // [39:49] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_streammeta_v1_streams_proto_init() }
@@ -2225,18 +2354,18 @@ func file_streammeta_v1_streams_proto_init() {
 	file_streammeta_v1_streams_proto_msgTypes[8].OneofWrappers = []any{}
 	file_streammeta_v1_streams_proto_msgTypes[11].OneofWrappers = []any{}
 	file_streammeta_v1_streams_proto_msgTypes[14].OneofWrappers = []any{}
-	file_streammeta_v1_streams_proto_msgTypes[16].OneofWrappers = []any{}
 	file_streammeta_v1_streams_proto_msgTypes[18].OneofWrappers = []any{}
 	file_streammeta_v1_streams_proto_msgTypes[20].OneofWrappers = []any{}
-	file_streammeta_v1_streams_proto_msgTypes[27].OneofWrappers = []any{}
-	file_streammeta_v1_streams_proto_msgTypes[28].OneofWrappers = []any{}
+	file_streammeta_v1_streams_proto_msgTypes[22].OneofWrappers = []any{}
+	file_streammeta_v1_streams_proto_msgTypes[29].OneofWrappers = []any{}
+	file_streammeta_v1_streams_proto_msgTypes[30].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_streammeta_v1_streams_proto_rawDesc), len(file_streammeta_v1_streams_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

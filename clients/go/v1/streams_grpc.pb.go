@@ -26,6 +26,7 @@ const (
 	StreamService_CloseStreams_FullMethodName      = "/streammeta.v1.StreamService/CloseStreams"
 	StreamService_TrimStreams_FullMethodName       = "/streammeta.v1.StreamService/TrimStreams"
 	StreamService_DeleteStreams_FullMethodName     = "/streammeta.v1.StreamService/DeleteStreams"
+	StreamService_IssueProducerIds_FullMethodName  = "/streammeta.v1.StreamService/IssueProducerIds"
 	StreamService_DescribeStreams_FullMethodName   = "/streammeta.v1.StreamService/DescribeStreams"
 	StreamService_FindStreams_FullMethodName       = "/streammeta.v1.StreamService/FindStreams"
 	StreamService_GetOpeningStreams_FullMethodName = "/streammeta.v1.StreamService/GetOpeningStreams"
@@ -36,11 +37,11 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type StreamServiceClient interface {
-	// Creates closed, empty streams: all or none.
+	// Creates empty streams, owned and closed or shared: all or none.
 	// Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
 	// Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
 	//
-	//	that was used with other content.
+	//	that was used with other content. Status FEATURE_LEVEL for shared streams below feature level 5.
 	//
 	// Roles: broker, admin.
 	CreateStreams(ctx context.Context, in *CreateStreamsRequest, opts ...grpc.CallOption) (*CreateStreamsResponse, error)
@@ -49,21 +50,21 @@ type StreamServiceClient interface {
 	//
 	//	open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
 	//
-	// Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
+	// Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors
 	//
-	//	NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+	//	of the node check: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
 	//
 	// Roles: broker.
 	OpenStreams(ctx context.Context, in *OpenStreamsRequest, opts ...grpc.CallOption) (*OpenStreamsResponse, error)
 	// Releases ownership.
 	// Retry: safe, a repeated close changes nothing.
-	// Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
+	// Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an
 	//
-	//	stream's end, and the errors of the node check.
+	//	end_offset below the stream's end, and the errors of the node check.
 	//
 	// Roles: broker.
 	CloseStreams(ctx context.Context, in *CloseStreamsRequest, opts ...grpc.CallOption) (*CloseStreamsResponse, error)
-	// Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+	// Moves the visible starts of streams forward. Any broker may trim a shared stream, up to its end. An owner may trim records that it has appended and not
 	// committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
 	// Retry: safe, a repeated trim changes nothing.
 	// Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
@@ -72,11 +73,17 @@ type StreamServiceClient interface {
 	//
 	// Roles: broker.
 	TrimStreams(ctx context.Context, in *TrimStreamsRequest, opts ...grpc.CallOption) (*TrimStreamsResponse, error)
-	// Permanently deletes closed streams and their records.
+	// Permanently deletes closed or shared streams and their records.
 	// Retry: safe, the result for a stream that no longer exists is NONE.
 	// Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
 	// Roles: broker, admin.
 	DeleteStreams(ctx context.Context, in *DeleteStreamsRequest, opts ...grpc.CallOption) (*DeleteStreamsResponse, error)
+	// Issues a block of ids for idempotent producers of shared streams, from feature level 5 on. The caller gives
+	// them out one by one, each with epoch 0.
+	// Retry: safe, a repeat issues other ids, and ids may be left unused.
+	// Errors: the errors of the node check, and status FEATURE_LEVEL below feature level 5.
+	// Roles: broker.
+	IssueProducerIds(ctx context.Context, in *IssueProducerIdsRequest, opts ...grpc.CallOption) (*IssueProducerIdsResponse, error)
 	// Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
 	// Retry: safe, a read.
 	// Errors: only the common ones.
@@ -170,6 +177,16 @@ func (c *streamServiceClient) DeleteStreams(ctx context.Context, in *DeleteStrea
 	return out, nil
 }
 
+func (c *streamServiceClient) IssueProducerIds(ctx context.Context, in *IssueProducerIdsRequest, opts ...grpc.CallOption) (*IssueProducerIdsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IssueProducerIdsResponse)
+	err := c.cc.Invoke(ctx, StreamService_IssueProducerIds_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *streamServiceClient) DescribeStreams(ctx context.Context, in *DescribeStreamsRequest, opts ...grpc.CallOption) (*DescribeStreamsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DescribeStreamsResponse)
@@ -214,11 +231,11 @@ func (c *streamServiceClient) AbandonUploads(ctx context.Context, in *AbandonUpl
 // All implementations must embed UnimplementedStreamServiceServer
 // for forward compatibility.
 type StreamServiceServer interface {
-	// Creates closed, empty streams: all or none.
+	// Creates empty streams, owned and closed or shared: all or none.
 	// Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
 	// Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
 	//
-	//	that was used with other content.
+	//	that was used with other content. Status FEATURE_LEVEL for shared streams below feature level 5.
 	//
 	// Roles: broker, admin.
 	CreateStreams(context.Context, *CreateStreamsRequest) (*CreateStreamsResponse, error)
@@ -227,21 +244,21 @@ type StreamServiceServer interface {
 	//
 	//	open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
 	//
-	// Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
+	// Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors
 	//
-	//	NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+	//	of the node check: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
 	//
 	// Roles: broker.
 	OpenStreams(context.Context, *OpenStreamsRequest) (*OpenStreamsResponse, error)
 	// Releases ownership.
 	// Retry: safe, a repeated close changes nothing.
-	// Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
+	// Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an
 	//
-	//	stream's end, and the errors of the node check.
+	//	end_offset below the stream's end, and the errors of the node check.
 	//
 	// Roles: broker.
 	CloseStreams(context.Context, *CloseStreamsRequest) (*CloseStreamsResponse, error)
-	// Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+	// Moves the visible starts of streams forward. Any broker may trim a shared stream, up to its end. An owner may trim records that it has appended and not
 	// committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
 	// Retry: safe, a repeated trim changes nothing.
 	// Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
@@ -250,11 +267,17 @@ type StreamServiceServer interface {
 	//
 	// Roles: broker.
 	TrimStreams(context.Context, *TrimStreamsRequest) (*TrimStreamsResponse, error)
-	// Permanently deletes closed streams and their records.
+	// Permanently deletes closed or shared streams and their records.
 	// Retry: safe, the result for a stream that no longer exists is NONE.
 	// Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
 	// Roles: broker, admin.
 	DeleteStreams(context.Context, *DeleteStreamsRequest) (*DeleteStreamsResponse, error)
+	// Issues a block of ids for idempotent producers of shared streams, from feature level 5 on. The caller gives
+	// them out one by one, each with epoch 0.
+	// Retry: safe, a repeat issues other ids, and ids may be left unused.
+	// Errors: the errors of the node check, and status FEATURE_LEVEL below feature level 5.
+	// Roles: broker.
+	IssueProducerIds(context.Context, *IssueProducerIdsRequest) (*IssueProducerIdsResponse, error)
 	// Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
 	// Retry: safe, a read.
 	// Errors: only the common ones.
@@ -312,6 +335,9 @@ func (UnimplementedStreamServiceServer) TrimStreams(context.Context, *TrimStream
 }
 func (UnimplementedStreamServiceServer) DeleteStreams(context.Context, *DeleteStreamsRequest) (*DeleteStreamsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteStreams not implemented")
+}
+func (UnimplementedStreamServiceServer) IssueProducerIds(context.Context, *IssueProducerIdsRequest) (*IssueProducerIdsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method IssueProducerIds not implemented")
 }
 func (UnimplementedStreamServiceServer) DescribeStreams(context.Context, *DescribeStreamsRequest) (*DescribeStreamsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DescribeStreams not implemented")
@@ -436,6 +462,24 @@ func _StreamService_DeleteStreams_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _StreamService_IssueProducerIds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IssueProducerIdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StreamServiceServer).IssueProducerIds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StreamService_IssueProducerIds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StreamServiceServer).IssueProducerIds(ctx, req.(*IssueProducerIdsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _StreamService_DescribeStreams_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DescribeStreamsRequest)
 	if err := dec(in); err != nil {
@@ -534,6 +578,10 @@ var StreamService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteStreams",
 			Handler:    _StreamService_DeleteStreams_Handler,
+		},
+		{
+			MethodName: "IssueProducerIds",
+			Handler:    _StreamService_IssueProducerIds_Handler,
 		},
 		{
 			MethodName: "DescribeStreams",

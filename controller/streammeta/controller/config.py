@@ -144,6 +144,7 @@ class ControllerConfig:
     max_kv_keys: int = 1_000_000
     max_kv_bytes: int = 512 << 20
     max_tag_bytes: int = 2 << 30
+    max_producers: int = 1_000_000
 
     def __post_init__(self) -> None:
         # The cluster id becomes part of object keys, the node id part of the voter set: both are

@@ -42,7 +42,7 @@ class Software:
         return f"version {self.version or 'unknown'}, levels {self.levels}"
 
 
-SUPPORTED = Levels(BASE_LEVEL, 4)
+SUPPORTED = Levels(BASE_LEVEL, 5)
 """Levels supported by this version."""
 
 UNTOLD = Software("", Levels(BASE_LEVEL, BASE_LEVEL))
@@ -56,6 +56,9 @@ ADDED: Mapping[int, str] = {
     4: "rows left out of a commit, remembered by the commit: field content_digest of "
     "CommitRowsRejected, section left_out_rows. Processes of one node epoch distinguished: field "
     "process_id of NodeRegistered, section node_processes",
+    5: "shared streams: field shared of StreamsCreated, state 3 in section streams. Their "
+    "idempotent producers: records ProducerBatchesCommitted, ProducerIdsIssued, ProducersExpired, "
+    "sections producer_ids, producers, producer_batches",
 }
 """Additions of each level."""
 
@@ -64,6 +67,9 @@ RECORDS: Mapping[str, int] = {
     "ObjectsReclaimedRecord": 2,
     "RestoreFinishedRecord": 2,
     "NamedObjectsCommittedRecord": 3,
+    "ProducerBatchesCommittedRecord": 5,
+    "ProducerIdsIssuedRecord": 5,
+    "ProducersExpiredRecord": 5,
 }
 """Levels of messages in records.proto added after level 1."""
 
@@ -72,12 +78,23 @@ FIELDS: Mapping[tuple[str, str], int] = {
     ("Record", "objects_reclaimed"): 2,
     ("Record", "restore_finished"): 2,
     ("Record", "named_objects_committed"): 3,
+    ("Record", "producer_batches_committed"): 5,
+    ("Record", "producer_ids_issued"): 5,
+    ("Record", "producers_expired"): 5,
     ("CommitRowsRejectedRecord", "content_digest"): 4,
     ("NodeRegisteredRecord", "process_id"): 4,
+    ("StreamsCreatedRecord", "shared"): 5,
 }
 """Levels of fields added to older messages after level 1, by message and name."""
 
-SECTIONS: Mapping[str, int] = {"recovery": 2, "left_out_rows": 4, "node_processes": 4}
+SECTIONS: Mapping[str, int] = {
+    "recovery": 2,
+    "left_out_rows": 4,
+    "node_processes": 4,
+    "producer_ids": 5,
+    "producers": 5,
+    "producer_batches": 5,
+}
 """Levels of the checkpoint's sections added after level 1."""
 
 

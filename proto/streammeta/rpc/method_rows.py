@@ -65,10 +65,13 @@ _DESCRIBE = _may(
 )
 _PUT = _may(_BROKER, _RECONCILER, _ADMIN_ROLE)
 # A commit with effects is a PutKVs or TrimStreams as well, so it needs the roles of those.
-_COMMITTER = _may(
+_EFFECT_ROLES = {"kv_puts": _PUT.roles, "trims": _OWNER.roles}
+_COMMITTER = _may(_BROKER, _COMPACTOR, binds_brokers=True, roles_of_fields=_EFFECT_ROLES)
+# Compaction appends nothing.
+_UPLOADER = _may(
     *(_BROKER, _COMPACTOR),
     binds_brokers=True,
-    roles_of_fields={"kv_puts": _PUT.roles, "trims": _OWNER.roles},
+    roles_of_fields={**_EFFECT_ROLES, "shared_rows": _OWNER.roles},
 )
 # A hold stops all deletions, for up to a week.
 _SNAPSHOT_READER = _may(
@@ -204,6 +207,9 @@ ROWS: Mapping[str, Mapping[str, MethodFacts]] = {
             _SAFE, _LEADER, _CHANGE, _VITAL, (RequestList("streams"),), None),
         "DeleteStreams": MethodFacts(_OWNER_OR_ADMIN, _guarded(**_STREAMS_AUDIT),
             _SAFE, _LEADER, _CHANGE, _VITAL, (RequestList("streams"),), None),
+        "IssueProducerIds": MethodFacts(_OWNER,
+            _change({"first": "first_producer_id"}, node="node.node_id", count="count"),
+            _SAFE, _LEADER, _CHANGE, _ORDINARY, (), None),
         # A page skips deleted streams, and streams of other owners.
         "DescribeStreams": MethodFacts(_LOOK, SUMMED,
             _READ, _LEADER,
@@ -227,14 +233,14 @@ ROWS: Mapping[str, Mapping[str, MethodFacts]] = {
             _change({"first": "first_object_id"}, node="node.node_id", count="count"),
             _REQUEST_ID, _LEADER, _CHANGE, _ORDINARY, (), None),
         # The object is in the bucket already, so its commit is rejected as late as possible.
-        "CommitStreamSetObject": MethodFacts(_COMMITTER, _COMMIT_AUDIT,
+        "CommitStreamSetObject": MethodFacts(_UPLOADER, _COMMIT_AUDIT,
             _OBJECT_ID, _LEADER, _COMMIT, _COMMIT_MEMORY,
             (RequestList("compacted_object_ids", 0), *_EFFECTS), None),
         "CommitStreamObject": MethodFacts(_COMMITTER, _COMMIT_AUDIT,
             _OBJECT_ID, _LEADER, _COMMIT, _COMMIT_MEMORY,
             (RequestList("source_object_ids"), *_EFFECTS), None),
         # The pipeline bounds its own messages in flight.
-        "CommitPipeline": MethodFacts(_COMMITTER, SUMMED,
+        "CommitPipeline": MethodFacts(_UPLOADER, SUMMED,
             _OBJECT_ID, _LEADER, None, _COMMIT_MEMORY, (), None),
         "GetObjects": MethodFacts(_LOOK, SUMMED,
             _READ, _LEADER, _lookup("queries"), _ORDINARY, (RequestList("queries"),),

@@ -3,7 +3,7 @@
 isort:skip_file
 Changes of the metadata, as a watch with `typed` sends them. Records of the log (records.proto) that concern
 only the controllers have no change: rows left out of a commit, held deletions, the claim on the bucket, ids
-reclaimed after a restore, and issued node ids.
+reclaimed after a restore, issued ids of nodes and producers, and the batches of idempotent producers.
 """
 
 from collections import abc as _abc
@@ -65,7 +65,7 @@ class MetadataChange(_message.Message):
     """offset of the log entry"""
     @_builtins.property
     def streams_created(self) -> Global___StreamsCreated:
-        """new, closed, empty streams"""
+        """new, empty streams, owned and closed or shared"""
 
     @_builtins.property
     def streams_opened(self) -> Global___StreamsOpened:
@@ -245,8 +245,11 @@ class CreatedStream(_message.Message):
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """its id"""
+    shared: _builtins.bool
+    """absent: an owned stream"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""
@@ -256,10 +259,11 @@ class CreatedStream(_message.Message):
         *,
         stream_id: _builtins.int = ...,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_id", b"stream_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared", "stream_id", b"stream_id", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -147,6 +147,52 @@ class PackedStreamObjectColumns(_message.Message):
 Global___PackedStreamObjectColumns: _TypeAlias = PackedStreamObjectColumns  # noqa: Y015
 
 @_typing.final
+class PackedSharedRowColumns(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """one per row"""
+
+    @_builtins.property
+    def record_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of each row"""
+
+    @_builtins.property
+    def producer_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    @_builtins.property
+    def producer_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    @_builtins.property
+    def first_sequence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    def __init__(
+        self,
+        *,
+        stream_id: _abc.Iterable[_builtins.bytes] | None = ...,
+        record_count: _abc.Iterable[_builtins.bytes] | None = ...,
+        producer_id: _abc.Iterable[_builtins.bytes] | None = ...,
+        producer_epoch: _abc.Iterable[_builtins.bytes] | None = ...,
+        first_sequence: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "record_count", b"record_count", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackedSharedRowColumns: _TypeAlias = PackedSharedRowColumns  # noqa: Y015
+
+@_typing.final
 class PackedCommitStreamSetObjectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -167,6 +213,7 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     KV_PUTS_FIELD_NUMBER: _builtins.int
     TRIMS_FIELD_NUMBER: _builtins.int
     RECOVERER_FIELD_NUMBER: _builtins.int
+    SHARED_ROWS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing"""
     object_id: _builtins.int
@@ -215,6 +262,10 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     def recoverer(self) -> _common_pb2.NodeIdentity:
         """the caller, with failover; absent: not checked"""
 
+    @_builtins.property
+    def shared_rows(self) -> Global___PackedSharedRowColumns:
+        """appends to shared streams"""
+
     def __init__(
         self,
         *,
@@ -235,10 +286,11 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
         kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
         trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
         recoverer: _common_pb2.NodeIdentity | None = ...,
+        shared_rows: Global___PackedSharedRowColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "shared_rows", b"shared_rows", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "request_id", b"request_id", "shared_rows", b"shared_rows", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -366,6 +418,40 @@ class PackedCommitPipelineRequest(_message.Message):
 Global___PackedCommitPipelineRequest: _TypeAlias = PackedCommitPipelineRequest  # noqa: Y015
 
 @_typing.final
+class PackedSharedRowResults(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERRORS_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    committed_at_ms: _builtins.int
+    """absent: none, or unknown"""
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """empty: all NONE"""
+
+    @_builtins.property
+    def start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of each row"""
+
+    def __init__(
+        self,
+        *,
+        errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        start_offset: _abc.Iterable[_builtins.bytes] | None = ...,
+        committed_at_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms", "committed_at_ms", b"committed_at_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms", "committed_at_ms", b"committed_at_ms", "errors", b"errors", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__committed_at_ms: _TypeAlias = _typing.Literal["committed_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__committed_at_ms: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__committed_at_ms) -> _WhichOneofReturnType__committed_at_ms | None: ...
+
+Global___PackedSharedRowResults: _TypeAlias = PackedSharedRowResults  # noqa: Y015
+
+@_typing.final
 class PackedCommitStreamSetObjectResponse(_message.Message):
     """An answer whose rows are all NONE: a column of zeros is as many zero bytes."""
 
@@ -377,6 +463,7 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
     KV_RESULTS_FIELD_NUMBER: _builtins.int
     TRIM_ERRORS_FIELD_NUMBER: _builtins.int
     TRIM_START_OFFSETS_FIELD_NUMBER: _builtins.int
+    SHARED_RESULTS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the outcome"""
     range_errors: _builtins.bytes
@@ -393,6 +480,10 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
     def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """where each trimmed stream starts now"""
 
+    @_builtins.property
+    def shared_results(self) -> Global___PackedSharedRowResults:
+        """of each row of shared_rows"""
+
     def __init__(
         self,
         *,
@@ -402,10 +493,11 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
         kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
         trim_errors: _builtins.bytes = ...,
         trim_start_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        shared_results: Global___PackedSharedRowResults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared_results", b"shared_results"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "shared_results", b"shared_results", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,6 +86,18 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """stream and range disagree with the request's epoch"""
     ERROR_CODE_OBJECT_CONTENT_MISMATCH: _ErrorCode.ValueType  # 700
     """the object id was committed before, with other content; nothing was changed"""
+    ERROR_CODE_STREAM_KIND_MISMATCH: _ErrorCode.ValueType  # 701
+    """the stream is shared and must be owned, or the other way round"""
+    ERROR_CODE_DUPLICATE_BATCH: _ErrorCode.ValueType  # 702
+    """the producer's batch was committed before, at the offset of its result"""
+    ERROR_CODE_OUT_OF_ORDER_SEQUENCE: _ErrorCode.ValueType  # 703
+    """the batch does not continue its producer's sequence"""
+    ERROR_CODE_PRODUCER_FENCED: _ErrorCode.ValueType  # 704
+    """a newer epoch of the producer has written to the stream"""
+    ERROR_CODE_STREAM_ROWS_REJECTED: _ErrorCode.ValueType  # 705
+    """another shared row of the stream was rejected; commit this one again"""
+    ERROR_CODE_OFFSETS_UNKNOWN: _ErrorCode.ValueType  # 706
+    """committed before, but the offsets are no longer known"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Outcome of one item of a request. Numbers are stable. Numbers below 700 are shared with AutoMQ's broker
@@ -131,6 +143,18 @@ ERROR_CODE_STREAM_INNER_ERROR: ErrorCode.ValueType  # 599
 """stream and range disagree with the request's epoch"""
 ERROR_CODE_OBJECT_CONTENT_MISMATCH: ErrorCode.ValueType  # 700
 """the object id was committed before, with other content; nothing was changed"""
+ERROR_CODE_STREAM_KIND_MISMATCH: ErrorCode.ValueType  # 701
+"""the stream is shared and must be owned, or the other way round"""
+ERROR_CODE_DUPLICATE_BATCH: ErrorCode.ValueType  # 702
+"""the producer's batch was committed before, at the offset of its result"""
+ERROR_CODE_OUT_OF_ORDER_SEQUENCE: ErrorCode.ValueType  # 703
+"""the batch does not continue its producer's sequence"""
+ERROR_CODE_PRODUCER_FENCED: ErrorCode.ValueType  # 704
+"""a newer epoch of the producer has written to the stream"""
+ERROR_CODE_STREAM_ROWS_REJECTED: ErrorCode.ValueType  # 705
+"""another shared row of the stream was rejected; commit this one again"""
+ERROR_CODE_OFFSETS_UNKNOWN: ErrorCode.ValueType  # 706
+"""committed before, but the offsets are no longer known"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _ObjectState:
@@ -217,6 +241,8 @@ class _StreamStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StreamSta
     """its owner may commit"""
     STREAM_STATE_CLOSED: _StreamState.ValueType  # 2
     """commits are rejected"""
+    STREAM_STATE_SHARED: _StreamState.ValueType  # 3
+    """every broker may commit shared rows"""
 
 class StreamState(_StreamState, metaclass=_StreamStateEnumTypeWrapper):
     """Whether a stream accepts commits."""
@@ -227,6 +253,8 @@ STREAM_STATE_OPENED: StreamState.ValueType  # 1
 """its owner may commit"""
 STREAM_STATE_CLOSED: StreamState.ValueType  # 2
 """commits are rejected"""
+STREAM_STATE_SHARED: StreamState.ValueType  # 3
+"""every broker may commit shared rows"""
 Global___StreamState: _TypeAlias = StreamState  # noqa: Y015
 
 class _OnConflict:

@@ -239,6 +239,93 @@ class StreamObjectColumns(_message.Message):
 Global___StreamObjectColumns: _TypeAlias = StreamObjectColumns  # noqa: Y015
 
 @_typing.final
+class SharedRowColumns(_message.Message):
+    """Appends to shared streams, one row per batch of records, in the order of the object. Sorted by stream id. The
+    object contains offsets from 0 on in each stream that has rows here (docs/format.md). The commit assigns the
+    stream's next offsets to all rows of the stream, or to none of them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """not descending; a stream of neither ranges nor stream_objects"""
+
+    @_builtins.property
+    def record_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """offsets to assign, 1..2^31-1"""
+
+    @_builtins.property
+    def producer_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of an idempotent producer; -1: none; may be empty: all none"""
+
+    @_builtins.property
+    def producer_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0..32767; -1 without a producer; empty if producer_id is"""
+
+    @_builtins.property
+    def first_sequence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the batch's first record, 0..2^31-1; likewise"""
+
+    def __init__(
+        self,
+        *,
+        stream_id: _abc.Iterable[_builtins.int] | None = ...,
+        record_count: _abc.Iterable[_builtins.int] | None = ...,
+        producer_id: _abc.Iterable[_builtins.int] | None = ...,
+        producer_epoch: _abc.Iterable[_builtins.int] | None = ...,
+        first_sequence: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "record_count", b"record_count", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedRowColumns: _TypeAlias = SharedRowColumns  # noqa: Y015
+
+@_typing.final
+class SharedRowResults(_message.Message):
+    """Results of shared rows, in request order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERRORS_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    committed_at_ms: _builtins.int
+    """append time of the committed rows, leader's clock; absent: none, or unknown"""
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """one verdict per row; empty: all NONE"""
+
+    @_builtins.property
+    def start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """first offset of each row, also of a DUPLICATE_BATCH; -1: none, or unknown"""
+
+    def __init__(
+        self,
+        *,
+        errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        start_offset: _abc.Iterable[_builtins.int] | None = ...,
+        committed_at_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms", "committed_at_ms", b"committed_at_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms", "committed_at_ms", b"committed_at_ms", "errors", b"errors", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__committed_at_ms: _TypeAlias = _typing.Literal["committed_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__committed_at_ms: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__committed_at_ms) -> _WhichOneofReturnType__committed_at_ms | None: ...
+
+Global___SharedRowResults: _TypeAlias = SharedRowResults  # noqa: Y015
+
+@_typing.final
 class CommitStreamSetObjectRequest(_message.Message):
     """A commit is identified by its object_id, or without one by the ids of its stream objects. A repeat has the
     same content: all fields except request_id, node_epoch, stream_epoch, failover, on_conflict and the
@@ -265,6 +352,7 @@ class CommitStreamSetObjectRequest(_message.Message):
     KV_PUTS_FIELD_NUMBER: _builtins.int
     TRIMS_FIELD_NUMBER: _builtins.int
     RECOVERER_FIELD_NUMBER: _builtins.int
+    SHARED_ROWS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
@@ -327,6 +415,12 @@ class CommitStreamSetObjectRequest(_message.Message):
         always checks the caller's certificate.
         """
 
+    @_builtins.property
+    def shared_rows(self) -> Global___SharedRowColumns:
+        """From feature level 5 on. Appends to shared streams, at most 20000 with ranges and stream_objects. Only for an
+        upload with an object_id, without failover.
+        """
+
     def __init__(
         self,
         *,
@@ -347,10 +441,11 @@ class CommitStreamSetObjectRequest(_message.Message):
         kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
         trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
         recoverer: _common_pb2.NodeIdentity | None = ...,
+        shared_rows: Global___SharedRowColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "shared_rows", b"shared_rows", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "request_id", b"request_id", "shared_rows", b"shared_rows", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -385,6 +480,7 @@ class CommitStreamSetObjectResponse(_message.Message):
     KV_RESULTS_FIELD_NUMBER: _builtins.int
     TRIM_ERRORS_FIELD_NUMBER: _builtins.int
     TRIM_START_OFFSETS_FIELD_NUMBER: _builtins.int
+    SHARED_RESULTS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """NONE: committed (under ACCEPT_VALID: all valid rows)"""
     @_builtins.property
@@ -409,6 +505,10 @@ class CommitStreamSetObjectResponse(_message.Message):
     def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """where each trimmed stream starts now; empty unless committed"""
 
+    @_builtins.property
+    def shared_results(self) -> Global___SharedRowResults:
+        """absent without shared_rows"""
+
     def __init__(
         self,
         *,
@@ -418,10 +518,11 @@ class CommitStreamSetObjectResponse(_message.Message):
         kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
         trim_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
         trim_start_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        shared_results: Global___SharedRowResults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared_results", b"shared_results"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "shared_results", b"shared_results", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -112,8 +112,10 @@ class ObjectServiceServicer:
         Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
         INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
         STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
-        errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
-        Roles: broker, compactor. With kv_puts or trims only broker.
+        errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3. For each shared row
+        STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, DUPLICATE_BATCH, OUT_OF_ORDER_SEQUENCE, PRODUCER_FENCED,
+        STREAM_ROWS_REJECTED, OFFSETS_UNKNOWN.
+        Roles: broker, compactor. With kv_puts, trims or shared_rows only broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

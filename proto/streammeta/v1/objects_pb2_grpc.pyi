@@ -45,8 +45,10 @@ class ObjectServiceStub:
     Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
       INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
       STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
-      errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
-    Roles: broker, compactor. With kv_puts or trims only broker.
+      errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3. For each shared row
+      STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, DUPLICATE_BATCH, OUT_OF_ORDER_SEQUENCE, PRODUCER_FENCED,
+      STREAM_ROWS_REJECTED, OFFSETS_UNKNOWN.
+    Roles: broker, compactor. With kv_puts, trims or shared_rows only broker.
     """
     CommitStreamObject: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]
     """Registers the result of compacting stream objects of one stream.
@@ -130,8 +132,10 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
       INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
       STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
-      errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
-    Roles: broker, compactor. With kv_puts or trims only broker.
+      errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3. For each shared row
+      STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, DUPLICATE_BATCH, OUT_OF_ORDER_SEQUENCE, PRODUCER_FENCED,
+      STREAM_ROWS_REJECTED, OFFSETS_UNKNOWN.
+    Roles: broker, compactor. With kv_puts, trims or shared_rows only broker.
     """
     CommitStreamObject: _aio.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]  # type: ignore[assignment]
     """Registers the result of compacting stream objects of one stream.
@@ -224,8 +228,10 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
           INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
           STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
-          errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
-        Roles: broker, compactor. With kv_puts or trims only broker.
+          errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3. For each shared row
+          STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, DUPLICATE_BATCH, OUT_OF_ORDER_SEQUENCE, PRODUCER_FENCED,
+          STREAM_ROWS_REJECTED, OFFSETS_UNKNOWN.
+        Roles: broker, compactor. With kv_puts, trims or shared_rows only broker.
         """
 
     @_abc_1.abstractmethod

@@ -87,6 +87,9 @@ class Record(_message.Message):
     OBJECTS_RECLAIMED_FIELD_NUMBER: _builtins.int
     RESTORE_FINISHED_FIELD_NUMBER: _builtins.int
     NAMED_OBJECTS_COMMITTED_FIELD_NUMBER: _builtins.int
+    PRODUCER_BATCHES_COMMITTED_FIELD_NUMBER: _builtins.int
+    PRODUCER_IDS_ISSUED_FIELD_NUMBER: _builtins.int
+    PRODUCERS_EXPIRED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def streams_created(self) -> Global___StreamsCreatedRecord:
         """new streams"""
@@ -215,6 +218,18 @@ class Record(_message.Message):
     def named_objects_committed(self) -> Global___NamedObjectsCommittedRecord:
         """objects without streams"""
 
+    @_builtins.property
+    def producer_batches_committed(self) -> Global___ProducerBatchesCommittedRecord:
+        """batches of idempotent producers"""
+
+    @_builtins.property
+    def producer_ids_issued(self) -> Global___ProducerIdsIssuedRecord:
+        """a block of producer ids"""
+
+    @_builtins.property
+    def producers_expired(self) -> Global___ProducersExpiredRecord:
+        """producers' states that are forgotten"""
+
     def __init__(
         self,
         *,
@@ -250,12 +265,15 @@ class Record(_message.Message):
         objects_reclaimed: Global___ObjectsReclaimedRecord | None = ...,
         restore_finished: Global___RestoreFinishedRecord | None = ...,
         named_objects_committed: Global___NamedObjectsCommittedRecord | None = ...,
+        producer_batches_committed: Global___ProducerBatchesCommittedRecord | None = ...,
+        producer_ids_issued: Global___ProducerIdsIssuedRecord | None = ...,
+        producers_expired: Global___ProducersExpiredRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "named_objects_committed", b"named_objects_committed", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "named_objects_committed", b"named_objects_committed", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "producer_batches_committed", b"producer_batches_committed", "producer_ids_issued", b"producer_ids_issued", "producers_expired", b"producers_expired", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "named_objects_committed", b"named_objects_committed", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "named_objects_committed", b"named_objects_committed", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "producer_batches_committed", b"producer_batches_committed", "producer_ids_issued", b"producer_ids_issued", "producers_expired", b"producers_expired", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set", "objects_reclaimed", "restore_finished", "named_objects_committed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set", "objects_reclaimed", "restore_finished", "named_objects_committed", "producer_batches_committed", "producer_ids_issued", "producers_expired"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -294,6 +312,7 @@ class StreamsCreatedRecord(_message.Message):
     FIRST_STREAM_ID_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """remembered with its answer"""
     node_id: _builtins.int
@@ -302,6 +321,8 @@ class StreamsCreatedRecord(_message.Message):
     """equals the metadata's next stream id"""
     count: _builtins.int
     """streams created"""
+    shared: _builtins.bytes
+    """column; 1 for a shared stream, 0 for an owned one; empty: all are owned"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[Global___TagSet]:
         """one per stream; empty: none has tags"""
@@ -314,10 +335,11 @@ class StreamsCreatedRecord(_message.Message):
         first_stream_id: _builtins.int = ...,
         count: _builtins.int = ...,
         tags: _abc.Iterable[Global___TagSet] | None = ...,
+        shared: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_stream_id", b"first_stream_id", "node_id", b"node_id", "request_id", b"request_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_stream_id", b"first_stream_id", "node_id", b"node_id", "request_id", b"request_id", "shared", b"shared", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1238,3 +1260,97 @@ class NamedObjectsCommittedRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NamedObjectsCommittedRecord: _TypeAlias = NamedObjectsCommittedRecord  # noqa: Y015
+
+@_typing.final
+class ProducerBatchesCommittedRecord(_message.Message):
+    """In commit order. Batches of one producer in one stream have consecutive sequences within an epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    committed_at_ms: _builtins.int
+    """leader's clock; the producers' last use in these streams"""
+    stream_id: _builtins.bytes
+    """column"""
+    producer_id: _builtins.bytes
+    """column"""
+    producer_epoch: _builtins.bytes
+    """column; at least the epoch known for producer and stream"""
+    first_sequence: _builtins.bytes
+    """column; sequence of the first record; 2^31 - 1 is followed by 0"""
+    record_count: _builtins.bytes
+    """column; records in the batch"""
+    start_offset: _builtins.bytes
+    """column; offset of the first record"""
+    def __init__(
+        self,
+        *,
+        committed_at_ms: _builtins.int = ...,
+        stream_id: _builtins.bytes = ...,
+        producer_id: _builtins.bytes = ...,
+        producer_epoch: _builtins.bytes = ...,
+        first_sequence: _builtins.bytes = ...,
+        record_count: _builtins.bytes = ...,
+        start_offset: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at_ms", b"committed_at_ms", "first_sequence", b"first_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "record_count", b"record_count", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerBatchesCommittedRecord: _TypeAlias = ProducerBatchesCommittedRecord  # noqa: Y015
+
+@_typing.final
+class ProducerIdsIssuedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    first_producer_id: _builtins.int
+    """equals the metadata's next producer id"""
+    count: _builtins.int
+    """ids issued"""
+    def __init__(
+        self,
+        *,
+        first_producer_id: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_producer_id", b"first_producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerIdsIssuedRecord: _TypeAlias = ProducerIdsIssuedRecord  # noqa: Y015
+
+@_typing.final
+class ProducersExpiredRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.bytes
+    """column"""
+    producer_id: _builtins.bytes
+    """column; no pair twice"""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.bytes = ...,
+        producer_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducersExpiredRecord: _TypeAlias = ProducersExpiredRecord  # noqa: Y015

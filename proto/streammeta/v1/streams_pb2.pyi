@@ -56,6 +56,12 @@ class NewStream(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TAGS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    shared: _builtins.bool
+    """From feature level 5 on. A shared stream has no owner: any broker appends to it with shared_rows of a commit,
+    which assigns the offsets. It is never opened or closed, and its epoch is always 0. Absent: an owned stream.
+    Neither kind ever becomes the other.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """at most 16"""
@@ -64,10 +70,11 @@ class NewStream(_message.Message):
         self,
         *,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -528,6 +535,56 @@ class DeleteStreamsResponse(_message.Message):
 Global___DeleteStreamsResponse: _TypeAlias = DeleteStreamsResponse  # noqa: Y015
 
 @_typing.final
+class IssueProducerIdsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """ids wanted, 1..10000"""
+    @_builtins.property
+    def node(self) -> _common_pb2.NodeIdentity:
+        """the caller"""
+
+    def __init__(
+        self,
+        *,
+        node: _common_pb2.NodeIdentity | None = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IssueProducerIdsRequest: _TypeAlias = IssueProducerIdsRequest  # noqa: Y015
+
+@_typing.final
+class IssueProducerIdsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    FIRST_PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    error: _common_pb2.ErrorCode.ValueType
+    """the node check"""
+    first_producer_id: _builtins.int
+    """ids are first_producer_id .. first_producer_id + count - 1"""
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.ErrorCode.ValueType = ...,
+        first_producer_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "first_producer_id", b"first_producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IssueProducerIdsResponse: _TypeAlias = IssueProducerIdsResponse  # noqa: Y015
+
+@_typing.final
 class DescribeStreamsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -680,17 +737,17 @@ class StreamDescription(_message.Message):
     stream_id: _builtins.int
     """issued from a counter, never reused"""
     epoch: _builtins.int
-    """absent: never opened"""
+    """absent: never opened; of a shared stream 0"""
     range_index: _builtins.int
-    """index of the current range; absent: never opened"""
+    """index of the current range; absent: never opened, or shared"""
     start_offset: _builtins.int
     """first visible offset"""
     end_offset: _builtins.int
     """offset the next commit must start at"""
     state: _common_pb2.StreamState.ValueType
-    """opened or closed"""
+    """opened, closed or shared"""
     node_id: _builtins.int
-    """owner of the current range; absent: never opened"""
+    """owner of the current range; absent: never opened, or shared"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""

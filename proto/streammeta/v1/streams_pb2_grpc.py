@@ -59,6 +59,11 @@ class StreamServiceStub:
                 request_serializer=streammeta_dot_v1_dot_streams__pb2.DeleteStreamsRequest.SerializeToString,
                 response_deserializer=streammeta_dot_v1_dot_streams__pb2.DeleteStreamsResponse.FromString,
                 _registered_method=True)
+        self.IssueProducerIds = channel.unary_unary(
+                '/streammeta.v1.StreamService/IssueProducerIds',
+                request_serializer=streammeta_dot_v1_dot_streams__pb2.IssueProducerIdsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_streams__pb2.IssueProducerIdsResponse.FromString,
+                _registered_method=True)
         self.DescribeStreams = channel.unary_unary(
                 '/streammeta.v1.StreamService/DescribeStreams',
                 request_serializer=streammeta_dot_v1_dot_streams__pb2.DescribeStreamsRequest.SerializeToString,
@@ -85,10 +90,10 @@ class StreamServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateStreams(self, request, context):
-        """Creates closed, empty streams: all or none.
+        """Creates empty streams, owned and closed or shared: all or none.
         Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
         Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
-        that was used with other content.
+        that was used with other content. Status FEATURE_LEVEL for shared streams below feature level 5.
         Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,8 +104,8 @@ class StreamServiceServicer:
         """Acquires ownership of streams under a stream epoch that is at least the current one.
         Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
         open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
-        NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+        Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors
+        of the node check: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
         Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -110,8 +115,8 @@ class StreamServiceServicer:
     def CloseStreams(self, request, context):
         """Releases ownership.
         Retry: safe, a repeated close changes nothing.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
-        stream's end, and the errors of the node check.
+        Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an
+        end_offset below the stream's end, and the errors of the node check.
         Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -119,7 +124,7 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TrimStreams(self, request, context):
-        """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+        """Moves the visible starts of streams forward. Any broker may trim a shared stream, up to its end. An owner may trim records that it has appended and not
         committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
         Retry: safe, a repeated trim changes nothing.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
@@ -131,10 +136,21 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteStreams(self, request, context):
-        """Permanently deletes closed streams and their records.
+        """Permanently deletes closed or shared streams and their records.
         Retry: safe, the result for a stream that no longer exists is NONE.
         Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
         Roles: broker, admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IssueProducerIds(self, request, context):
+        """Issues a block of ids for idempotent producers of shared streams, from feature level 5 on. The caller gives
+        them out one by one, each with epoch 0.
+        Retry: safe, a repeat issues other ids, and ids may be left unused.
+        Errors: the errors of the node check, and status FEATURE_LEVEL below feature level 5.
+        Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,6 +230,11 @@ def add_StreamServiceServicer_to_server(servicer, server):
                     servicer.DeleteStreams,
                     request_deserializer=streammeta_dot_v1_dot_streams__pb2.DeleteStreamsRequest.FromString,
                     response_serializer=streammeta_dot_v1_dot_streams__pb2.DeleteStreamsResponse.SerializeToString,
+            ),
+            'IssueProducerIds': grpc.unary_unary_rpc_method_handler(
+                    servicer.IssueProducerIds,
+                    request_deserializer=streammeta_dot_v1_dot_streams__pb2.IssueProducerIdsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_streams__pb2.IssueProducerIdsResponse.SerializeToString,
             ),
             'DescribeStreams': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeStreams,
@@ -371,6 +392,33 @@ class StreamService:
             '/streammeta.v1.StreamService/DeleteStreams',
             streammeta_dot_v1_dot_streams__pb2.DeleteStreamsRequest.SerializeToString,
             streammeta_dot_v1_dot_streams__pb2.DeleteStreamsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IssueProducerIds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.StreamService/IssueProducerIds',
+            streammeta_dot_v1_dot_streams__pb2.IssueProducerIdsRequest.SerializeToString,
+            streammeta_dot_v1_dot_streams__pb2.IssueProducerIdsResponse.FromString,
             options,
             channel_credentials,
             insecure,

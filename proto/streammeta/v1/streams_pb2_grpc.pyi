@@ -32,29 +32,29 @@ class StreamServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StreamServiceAsyncStub: ...
     CreateStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.CreateStreamsRequest, _streams_pb2.CreateStreamsResponse]
-    """Creates closed, empty streams: all or none.
+    """Creates empty streams, owned and closed or shared: all or none.
     Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
     Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
-      that was used with other content.
+      that was used with other content. Status FEATURE_LEVEL for shared streams below feature level 5.
     Roles: broker, admin.
     """
     OpenStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.OpenStreamsRequest, _streams_pb2.OpenStreamsResponse]
     """Acquires ownership of streams under a stream epoch that is at least the current one.
     Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
       open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
-      NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+    Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors
+      of the node check: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
     Roles: broker.
     """
     CloseStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.CloseStreamsRequest, _streams_pb2.CloseStreamsResponse]
     """Releases ownership.
     Retry: safe, a repeated close changes nothing.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
-      stream's end, and the errors of the node check.
+    Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an
+      end_offset below the stream's end, and the errors of the node check.
     Roles: broker.
     """
     TrimStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.TrimStreamsRequest, _streams_pb2.TrimStreamsResponse]
-    """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+    """Moves the visible starts of streams forward. Any broker may trim a shared stream, up to its end. An owner may trim records that it has appended and not
     committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
     Retry: safe, a repeated trim changes nothing.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
@@ -62,10 +62,17 @@ class StreamServiceStub:
     Roles: broker.
     """
     DeleteStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.DeleteStreamsRequest, _streams_pb2.DeleteStreamsResponse]
-    """Permanently deletes closed streams and their records.
+    """Permanently deletes closed or shared streams and their records.
     Retry: safe, the result for a stream that no longer exists is NONE.
     Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
     Roles: broker, admin.
+    """
+    IssueProducerIds: _grpc.UnaryUnaryMultiCallable[_streams_pb2.IssueProducerIdsRequest, _streams_pb2.IssueProducerIdsResponse]
+    """Issues a block of ids for idempotent producers of shared streams, from feature level 5 on. The caller gives
+    them out one by one, each with epoch 0.
+    Retry: safe, a repeat issues other ids, and ids may be left unused.
+    Errors: the errors of the node check, and status FEATURE_LEVEL below feature level 5.
+    Roles: broker.
     """
     DescribeStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.DescribeStreamsRequest, _streams_pb2.DescribeStreamsResponse]
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
@@ -103,29 +110,29 @@ class StreamServiceStub:
 class StreamServiceAsyncStub(StreamServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.CreateStreamsRequest, _streams_pb2.CreateStreamsResponse]  # type: ignore[assignment]
-    """Creates closed, empty streams: all or none.
+    """Creates empty streams, owned and closed or shared: all or none.
     Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
     Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
-      that was used with other content.
+      that was used with other content. Status FEATURE_LEVEL for shared streams below feature level 5.
     Roles: broker, admin.
     """
     OpenStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.OpenStreamsRequest, _streams_pb2.OpenStreamsResponse]  # type: ignore[assignment]
     """Acquires ownership of streams under a stream epoch that is at least the current one.
     Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
       open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
-      NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+    Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors
+      of the node check: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
     Roles: broker.
     """
     CloseStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.CloseStreamsRequest, _streams_pb2.CloseStreamsResponse]  # type: ignore[assignment]
     """Releases ownership.
     Retry: safe, a repeated close changes nothing.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
-      stream's end, and the errors of the node check.
+    Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an
+      end_offset below the stream's end, and the errors of the node check.
     Roles: broker.
     """
     TrimStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.TrimStreamsRequest, _streams_pb2.TrimStreamsResponse]  # type: ignore[assignment]
-    """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+    """Moves the visible starts of streams forward. Any broker may trim a shared stream, up to its end. An owner may trim records that it has appended and not
     committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
     Retry: safe, a repeated trim changes nothing.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
@@ -133,10 +140,17 @@ class StreamServiceAsyncStub(StreamServiceStub):
     Roles: broker.
     """
     DeleteStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.DeleteStreamsRequest, _streams_pb2.DeleteStreamsResponse]  # type: ignore[assignment]
-    """Permanently deletes closed streams and their records.
+    """Permanently deletes closed or shared streams and their records.
     Retry: safe, the result for a stream that no longer exists is NONE.
     Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
     Roles: broker, admin.
+    """
+    IssueProducerIds: _aio.UnaryUnaryMultiCallable[_streams_pb2.IssueProducerIdsRequest, _streams_pb2.IssueProducerIdsResponse]  # type: ignore[assignment]
+    """Issues a block of ids for idempotent producers of shared streams, from feature level 5 on. The caller gives
+    them out one by one, each with epoch 0.
+    Retry: safe, a repeat issues other ids, and ids may be left unused.
+    Errors: the errors of the node check, and status FEATURE_LEVEL below feature level 5.
+    Roles: broker.
     """
     DescribeStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.DescribeStreamsRequest, _streams_pb2.DescribeStreamsResponse]  # type: ignore[assignment]
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
@@ -177,10 +191,10 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.CreateStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.CreateStreamsResponse, _abc.Awaitable[_streams_pb2.CreateStreamsResponse]]:
-        """Creates closed, empty streams: all or none.
+        """Creates empty streams, owned and closed or shared: all or none.
         Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
         Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
-          that was used with other content.
+          that was used with other content. Status FEATURE_LEVEL for shared streams below feature level 5.
         Roles: broker, admin.
         """
 
@@ -193,8 +207,8 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         """Acquires ownership of streams under a stream epoch that is at least the current one.
         Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
           open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
-          NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+        Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors
+          of the node check: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
         Roles: broker.
         """
 
@@ -206,8 +220,8 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_streams_pb2.CloseStreamsResponse, _abc.Awaitable[_streams_pb2.CloseStreamsResponse]]:
         """Releases ownership.
         Retry: safe, a repeated close changes nothing.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
-          stream's end, and the errors of the node check.
+        Errors: STREAM_NOT_EXIST, STREAM_KIND_MISMATCH, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an
+          end_offset below the stream's end, and the errors of the node check.
         Roles: broker.
         """
 
@@ -217,7 +231,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.TrimStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.TrimStreamsResponse, _abc.Awaitable[_streams_pb2.TrimStreamsResponse]]:
-        """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+        """Moves the visible starts of streams forward. Any broker may trim a shared stream, up to its end. An owner may trim records that it has appended and not
         committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
         Retry: safe, a repeated trim changes nothing.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
@@ -231,10 +245,23 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.DeleteStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.DeleteStreamsResponse, _abc.Awaitable[_streams_pb2.DeleteStreamsResponse]]:
-        """Permanently deletes closed streams and their records.
+        """Permanently deletes closed or shared streams and their records.
         Retry: safe, the result for a stream that no longer exists is NONE.
         Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
         Roles: broker, admin.
+        """
+
+    @_abc_1.abstractmethod
+    def IssueProducerIds(
+        self,
+        request: _streams_pb2.IssueProducerIdsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.IssueProducerIdsResponse, _abc.Awaitable[_streams_pb2.IssueProducerIdsResponse]]:
+        """Issues a block of ids for idempotent producers of shared streams, from feature level 5 on. The caller gives
+        them out one by one, each with epoch 0.
+        Retry: safe, a repeat issues other ids, and ids may be left unused.
+        Errors: the errors of the node check, and status FEATURE_LEVEL below feature level 5.
+        Roles: broker.
         """
 
     @_abc_1.abstractmethod

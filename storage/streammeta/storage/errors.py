@@ -34,8 +34,8 @@ class CorruptObjectError(StorageError):
     """The bytes of an object break its format.
 
     `source` is the key or name of the object, and `position` the byte position of the fault.
-    `found` is the actual and `expected` the required content, both as text. `problem` combines them
-    in a sentence.
+    `what` names the faulty part, `found` is the actual and `expected` the required content, both as
+    text. `problem` combines them in a sentence.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class CorruptObjectError(StorageError):
     ) -> None:
         self.source = source
         self.position = position
+        self.what = what
         self.found = str(found)
         self.expected = str(expected)
         self.problem = f"{what} is {found}, expected {expected}"

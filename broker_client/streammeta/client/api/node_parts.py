@@ -19,6 +19,7 @@ from streammeta.client.wal.bucket.failover import FailoverWorker
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.log import WriteAheadLog, find_log_id
+from streammeta.client.writing.shared_writer import SharedWriter
 from streammeta.client.writing.writer import StreamWriter
 from streammeta.storage.cluster_files.wal_config import DISK_LOG, NO_LOG
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -55,6 +56,7 @@ class NodeParts:
     session: BrokerSession | None = None
     log: WriteAheadLog | ObjectLog | None = None
     writer: StreamWriter | None = None
+    shared_writer: SharedWriter | None = None
     failovers: FailoverWorker | None = None
 
     @property
@@ -79,9 +81,12 @@ async def open_node(
     if config.wal_directory is not None:
         await session.register_log(await _find_registered_log(config), process[2])
     writer = await _open_writer(session, store, log, config, observer, closing)
+    # It is closed before the writer, whose heartbeats keep the session.
+    shared_writer = SharedWriter(session, store, config.writer, observer)
+    await closing.enter_async_context(shared_writer)
     failovers = FailoverWorker(session, store, writer.heartbeat)
     await closing.enter_async_context(failovers)
-    return NodeParts(session, log, writer, failovers)
+    return NodeParts(session, log, writer, shared_writer, failovers)
 
 
 async def _open_writer(

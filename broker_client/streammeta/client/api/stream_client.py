@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self, overload
 
 from streammeta.client.api.background_compaction import BackgroundCompaction
 from streammeta.client.api.client_config import StreamClientConfig
 from streammeta.client.api.key_values import KeyValues
 from streammeta.client.api.node_parts import NodeParts, open_node
+from streammeta.client.api.shared_stream import SharedStream
 from streammeta.client.api.stream import Stream
 from streammeta.client.api.streams_by_id import StreamsById
 from streammeta.client.api.watch import ChangeKind, Watch
@@ -112,11 +113,9 @@ class StreamClient(StreamsById):
         check_store(store)
         config.check_node(node_id)
         async with AsyncExitStack() as closing:
+            rate, deadline_s = config.network_rate, config.deadline_s
             controllers = ControllerClient(
-                endpoints,
-                deadline_s=config.deadline_s,
-                tls=tls,
-                network_rate=config.network_rate,
+                endpoints, deadline_s=deadline_s, tls=tls, network_rate=rate
             )
             await closing.enter_async_context(controllers)
 
@@ -136,6 +135,7 @@ class StreamClient(StreamsById):
                 store=store,
                 _session=node.session,
                 _writer=node.writer,
+                _shared_writer=node.shared_writer,
                 _epochs=node.epochs,
                 _log=node.log,
                 _config=config,
@@ -223,7 +223,9 @@ class StreamClient(StreamsById):
             self.controllers.tally,
             self.reader.stats,
             store=self.store.metrics(),
-            buffered_bytes=0 if writer is None else writer.buffered_bytes,
+            buffered_bytes=sum(
+                part.buffered_bytes for part in (writer, self._shared_writer) if part is not None
+            ),
             oldest_unsettled_s=0.0 if writer is None else writer.oldest_age_s,
             leader_changes=self.controllers.router.leader_changes,
             leader_silent_s=self.controllers.router.silent_s,
@@ -240,12 +242,30 @@ class StreamClient(StreamsById):
     async def find_streams(self, tags: Tags | None = None, /, **more: str) -> list[Stream]:
         """Return the streams that have all of these tags, by id: `find_streams(topic="orders")`."""
         found = self.controllers.find_streams({**(tags or {}), **more})
-        return [Stream(self, stream.stream_id, stream.tags) async for stream in found]
+        return [
+            (SharedStream if stream.is_shared else Stream)(self, stream.stream_id, stream.tags)
+            async for stream in found
+        ]
 
-    async def create_stream(self, tags: Tags | None = None, /, **more: str) -> Stream:
-        """Create a stream with these tags and open it: `create_stream(topic="orders")`."""
+    @overload
+    async def create_stream(
+        self, tags: Tags | None = None, /, *, shared: Literal[False] = False, **more: str
+    ) -> Stream: ...
+    @overload
+    async def create_stream(
+        self, tags: Tags | None = None, /, *, shared: Literal[True], **more: str
+    ) -> SharedStream: ...
+    async def create_stream(
+        self, tags: Tags | None = None, /, *, shared: bool = False, **more: str
+    ) -> Stream:
+        """Create a stream with these tags and open it: `create_stream(topic="orders")`.
+
+        With `shared` the stream needs no open, and every broker may append to it.
+        """
         all_tags = {**(tags or {}), **more}
-        (stream_id,) = await self.create_streams([all_tags])
+        (stream_id,) = await self.create_streams([all_tags], shared=shared)
+        if shared:
+            return SharedStream(self, stream_id, all_tags)
         (await self.open_streams({stream_id: 0})).require_all()
         return Stream(self, stream_id, all_tags)
 
@@ -253,15 +273,24 @@ class StreamClient(StreamsById):
         """Open a stream for this node, under its next epoch, and accept appends to it.
 
         Another owner must have closed it before. Opening a stream again clears the failure of an
-        earlier write. Raises `StreamNotFoundError`, `StreamNotClosedError` and others for a
-        rejected stream, and `ValueError` for a stream with appends in flight: `flush` first.
+        earlier write. Raises `StreamNotFoundError`, `StreamNotClosedError`,
+        `StreamKindMismatchError` for a shared stream, others for a rejected stream, and
+        `ValueError` for a stream with appends in flight: `flush` first.
         """
         (await self.open_streams([stream_id])).require_all()
         return self.stream(stream_id)
 
-    def stream(self, stream_id: int) -> Stream:
-        """Return the handle of a stream without a call, for example to read it."""
-        return Stream(self, check_int("stream_id", stream_id), {})
+    @overload
+    def stream(self, stream_id: int, *, shared: Literal[False] = False) -> Stream: ...
+    @overload
+    def stream(self, stream_id: int, *, shared: Literal[True]) -> SharedStream: ...
+    def stream(self, stream_id: int, *, shared: bool = False) -> Stream:
+        """Return the handle of a stream without a call, for example to read it.
+
+        Only a handle with `shared` can append to a shared stream.
+        """
+        kind = SharedStream if shared else Stream
+        return kind(self, check_int("stream_id", stream_id), {})
 
     # -- compaction
 

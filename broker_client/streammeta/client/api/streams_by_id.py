@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streammeta.client.arguments import check_int_mapping, check_ints
@@ -13,6 +13,8 @@ from streammeta.client.reading.metadata_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.reader import DEFAULT_READ_BYTES, StreamReader
 from streammeta.client.resources.resources import ClosedAtExit
+from streammeta.client.writing.shared_batches import SHARED_EPOCH
+from streammeta.client.writing.shared_writer import SharedWriter
 from streammeta.client.writing.writer import StreamWriter
 from streammeta.storage.object_format.record import RecordBatch
 
@@ -25,6 +27,7 @@ class StreamsById(ClosedAtExit):
     reader: StreamReader
     _session: BrokerSession | None = None
     _writer: StreamWriter | None = None
+    _shared_writer: SharedWriter | None = None
     _epochs: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -42,15 +45,25 @@ class StreamsById(ClosedAtExit):
         return self._writer
 
     @property
+    def shared_writer(self) -> SharedWriter:
+        """The writer to shared streams. Raises `ValueError` without `node_id`."""
+        if self._shared_writer is None:
+            raise ValueError("node_id is None: this client only reads. Open one with a node_id")
+        return self._shared_writer
+
+    @property
     def epochs(self) -> Mapping[int, int]:
         """The epochs of the streams that this client has open, by stream id."""
         return self._epochs
 
     # -- streams
 
-    async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
-        """Create a closed, empty stream for each element of `tags`. Return their ids in order."""
-        return await self.session.create_streams(tags)
+    async def create_streams(self, tags: Sequence[Tags], *, shared: bool = False) -> list[int]:
+        """Create an empty stream for each element of `tags`. Return their ids in order.
+
+        The streams are owned and closed, or with `shared` accept appends of all brokers at once.
+        """
+        return await self.session.create_streams(tags, shared=shared)
 
     async def open_streams(
         self, streams: Iterable[int] | Mapping[int, int]
@@ -102,19 +115,33 @@ class StreamsById(ClosedAtExit):
         return outcomes
 
     async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
-        """Move the first visible offset of open streams forward and return their new start offsets.
+        """Move the first visible offset of streams forward and return their new start offsets.
 
-        A trim stops at the stream's next offset, so later appends stay visible. If it covers
-        uncommitted records, it waits until they are committed or have failed.
+        The streams are open here, or shared. A trim of an open stream stops at its next offset, so
+        later appends stay visible. If it covers uncommitted records, it waits until they are
+        committed or have failed. A trim above the end of a shared stream is rejected.
         """
         starts = check_int_mapping("new_starts", new_starts, "new start offsets")
-        epochs = self._epochs_of(list(starts))
-        ends = {stream_id: self.writer.ends(stream_id) for stream_id in starts}
-        wanted = {stream_id: min(start, ends[stream_id][1]) for stream_id, start in starts.items()}
+        shared = await self._shared_among(starts.keys() - self._epochs.keys())
+        epochs = self._epochs_of(starts.keys() - shared)
+        ends = {stream_id: self.writer.ends(stream_id) for stream_id in epochs}
+        wanted = {
+            stream_id: min(start, ends[stream_id][1]) if stream_id in ends else start
+            for stream_id, start in starts.items()
+        }
         # The controllers can't trim uncommitted records, which would become visible afterwards.
-        if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
+        if any(wanted[stream_id] > committed for stream_id, (committed, _) in ends.items()):
             await self.writer.flush()
+        epochs |= dict.fromkeys(shared, SHARED_EPOCH)
         return await self.session.trim_streams(epochs, wanted)
+
+    async def _shared_among(self, stream_ids: Collection[int]) -> set[int]:
+        """Return the shared ones among the streams."""
+        # No ids would list all streams.
+        if not stream_ids:
+            return set()
+        described = self.controllers.describe_streams(sorted(stream_ids))
+        return {stream.stream_id async for stream in described if stream.is_shared}
 
     async def _read_epochs(self, stream_ids: Sequence[int]) -> dict[int, int | None]:
         """Return the epochs of existing streams, None for one that was never opened."""
@@ -153,6 +180,7 @@ class StreamsById(ClosedAtExit):
     async def flush(self) -> None:
         """Upload the appended records now, and wait until they are committed or have failed."""
         await self.writer.flush()
+        await self.shared_writer.flush()
 
     async def read(
         self,

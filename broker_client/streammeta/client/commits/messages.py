@@ -160,7 +160,8 @@ class PendingCommit:
     @property
     def rows(self) -> int:
         """Number of rows, for the limit of a message."""
-        return len(self.request.ranges.stream_id) + len(self.request.stream_objects.stream_id)
+        parts = (self.request.ranges, self.request.stream_objects, self.request.shared_rows)
+        return sum(len(part.stream_id) for part in parts)
 
     @property
     def size(self) -> int:

@@ -58,12 +58,16 @@ class ListedRange:
 
 @dataclass(frozen=True, slots=True)
 class ListedStream:
-    """A stream, its first visible offset, and its stream objects by start offset."""
+    """A stream, its first visible offset, and its stream objects by start offset.
+
+    The epoch of a shared stream is 0.
+    """
 
     stream_id: int
     epoch: int
     start_offset: int
     objects: tuple[ListedRange, ...]
+    is_shared: bool = False
 
     def __str__(self) -> str:
         return f"stream {self.stream_id} at epoch {self.epoch}"
@@ -136,6 +140,16 @@ class Listing:
             for stream in answer.streams:
                 yield _translate(stream)
 
+    async def list_streams(self, stream_ids: Sequence[int]) -> AsyncIterator[ListedStream]:
+        """Describe these streams, without those that do not exist, in id order."""
+        for at in range(0, len(stream_ids), _STREAMS_PER_PAGE):
+            request = streams_pb2.DescribeStreamsRequest(
+                stream_ids=stream_ids[at : at + _STREAMS_PER_PAGE], include_stream_objects=True
+            )
+            async for answer in self._client.pages(methods.DESCRIBE_STREAMS, request):
+                for stream in answer.streams:
+                    yield _translate(stream)
+
     async def stream_objects(self, wanted: Iterable[ListedRange]) -> list[StreamObject]:
         """Describe the listed stream objects, in their order."""
         listed = {range_.object_id: range_ for range_ in wanted}
@@ -172,6 +186,7 @@ def _translate(stream: streams_pb2.StreamDescription) -> ListedStream:
             ListedRange(range_.object_id, range_.start_offset, range_.end_offset)
             for range_ in stream.stream_objects
         ),
+        is_shared=stream.state == common_pb2.STREAM_STATE_SHARED,
     )
 
 

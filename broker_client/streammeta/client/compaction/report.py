@@ -82,7 +82,8 @@ class GroupReport:
 
     The metadata no longer lists `source_ids`. `removed_ids` are objects of a stream with only
     trimmed offsets. Objects in `left_out` stay, with the reason. `failures` ended the compaction
-    early, the last one with `error`. Everything listed was committed nevertheless.
+    early, the last one with `error`. Everything listed was committed nevertheless. With
+    `was_overtaken` another node compacted the shared stream first. That is not a failure.
     """
 
     kind: GroupKind | StreamCompaction
@@ -93,6 +94,7 @@ class GroupReport:
     left_out: dict[int, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     error: Exception | None = None
+    was_overtaken: bool = False
     figures: Figures = field(default_factory=Figures)
     seconds: float = 0.0
 

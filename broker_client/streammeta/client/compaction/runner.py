@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,6 +23,11 @@ FENCED = (NodeFencedError, NodeNotRegisteredError)
 """Errors that fence the node: a newer process has registered, or none has."""
 
 _log = logging.getLogger(__name__)
+
+
+def wall_ms() -> int:
+    """Return the time in ms since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 class Compactor:

@@ -20,7 +20,7 @@ from streammeta.client.compaction.config import CompactionConfig, CompactionTarg
 from streammeta.client.compaction.listing import NodeListing
 from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import CompactionReport, GroupReport, SourceError
-from streammeta.client.compaction.runner import FENCED, Compactor, repeat
+from streammeta.client.compaction.runner import FENCED, Compactor, repeat, wall_ms
 from streammeta.client.compaction.sso_planning import GroupPlanner, PlannedGroup, SetAside
 from streammeta.client.compaction.sso_run import CommitRun, RunContext
 from streammeta.client.compaction.sso_sources import SourceIndexes
@@ -34,10 +34,6 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1.common_pb2 import ERROR_CODE_OFFSET_NOT_MATCHED
 
 _log = logging.getLogger(__name__)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class NodePlan:
@@ -73,7 +69,7 @@ class SetObjectCompactor(Compactor):
         config: CompactionConfig | None = None,
         *,
         is_busy: Callable[[], bool] | None = None,
-        now_ms: Callable[[], int] = _wall_ms,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         super().__init__(client, writer, namespace, store, config, is_busy=is_busy)
         self._now_ms = now_ms
@@ -204,6 +200,7 @@ class SetObjectCompactor(Compactor):
                 listing.time_bounds,
                 report.figures,
                 planned.checksums,
+                planned.bases,
             )
             if not await self._execute(run, commit_plan.source_ids, report):
                 return False

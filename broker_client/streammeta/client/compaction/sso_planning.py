@@ -18,6 +18,7 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import Listing, NodeListing
 from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.storage.compaction.bases import Bases
 from streammeta.storage.compaction.entries import EntryTable, live_entries, objects_without_entries
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
@@ -38,7 +39,8 @@ class PlannedGroup:
     """A group, the live entries of its objects, and the plan for them.
 
     Objects in `expired_ids` have only trimmed offsets and are removed without a replacement.
-    `left_out` has the objects that stay, with the reason. `checksums` has the known checksums.
+    `left_out` has the objects that stay, with the reason. `checksums` has the known checksums,
+    `bases` the bases of relative objects.
     """
 
     kind: GroupKind
@@ -48,6 +50,7 @@ class PlannedGroup:
     expired_ids: tuple[int, ...]
     left_out: dict[int, str] = field(default_factory=dict)
     checksums: dict[int, RecordedChecksum] = field(default_factory=dict)
+    bases: dict[int, Bases] = field(default_factory=dict)
 
 
 class SetAside:
@@ -99,6 +102,8 @@ class GroupPlanner:
         # In a thread: a large group takes seconds of CPU time.
         planned = await self._calls.compute(work)
         for object_id, index in indexes.items():
+            if (bases := index.bases) is not None:
+                planned.bases[object_id] = bases
             crc32c = listing.checksums.get(object_id)
             if crc32c is not None:
                 seen = (index.data_size, index.tail_size, index.tail_crc32c)

@@ -33,6 +33,7 @@ from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.model import NodeIdentity
 from streammeta.client.resources.resources import give_back
 from streammeta.storage.compaction import verification
+from streammeta.storage.compaction.bases import Bases, move_blocks
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.layout import (
     DEAD_BYTES_MAX,
@@ -81,7 +82,7 @@ class CommitRun:
     """One planned commit of a target: writes all outputs into the store.
 
     `expired_ids` are sources without a replacement. `time_bounds` and `checksums` are known values
-    of sources. `figures` are counted up while it runs.
+    of sources, `bases` belong to the relative ones. `figures` are counted up while it runs.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class CommitRun:
         time_bounds: Mapping[int, TimeBounds],
         figures: Figures,
         checksums: Mapping[int, verification.RecordedChecksum] | None = None,
+        bases: Mapping[int, Bases] | None = None,
     ) -> None:
         self._context = context
         self._target = target
@@ -101,6 +103,7 @@ class CommitRun:
         self._time_bounds = time_bounds
         self._figures = figures
         self._checks = verification.SourceChecks(checksums or {})
+        self._bases = bases or {}
         self._buffer_limit = context.config.buffer_bytes(len(plan.entries))
         # Prepared together at the beginning: a run that can't get ids must not read anything.
         self._ids: deque[int] = deque()
@@ -212,14 +215,17 @@ class CommitRun:
             lambda read: self._read_one(read, view, dropped),
         )
         try:
-            await self._context.calls.compute(
-                lambda: verification.check_blocks(
-                    view, layout.places, layout.entries, self._context.key_of
-                )
-            )
+            await self._context.calls.compute(partial(self._prepare_blocks, layout, view))
         except verification.DamagedBlockError as error:
             raise SourceError(error.object_id, str(error)) from error
         return view
+
+    def _prepare_blocks(self, layout: Layout, view: memoryview) -> None:
+        """Give the blocks that were read the offsets of their streams, and check them."""
+        places, entries, key_of = layout.places, layout.entries, self._context.key_of
+        # The bytes of the sources are in `_checks` already, so they may change here.
+        move_blocks(view, places, entries, self._bases, key_of)
+        verification.check_blocks(view, places, entries, key_of)
 
     async def _read_one(self, read: PlacedRead, view: memoryview, dropped: memoryview) -> None:
         store, key = self._context.calls.store, self._context.key_of(read.object_id)

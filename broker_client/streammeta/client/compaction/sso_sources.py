@@ -2,7 +2,8 @@
 
 Owns the cache, the fetch of an index, and the faults of single objects, which are left out. An
 index may have ranges that the metadata does not: the controllers rejected them at the commit, so
-they do not belong to the object and are never copied.
+they do not belong to the object and are never copied. The entries of a relative object get the
+offsets of the streams, from the ranges in the metadata.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.resources.resources import RecentlyUsed
 from streammeta.storage import errors as storage_errors
+from streammeta.storage.compaction.bases import Bases, at_bases
 from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
@@ -41,7 +43,8 @@ class SourceIndex:
     """Entries of an object that its metadata also has.
 
     After `data_size` bytes of blocks come `tail_size` bytes with the CRC-32C `tail_crc32c`.
-    `known_ranges` are set where index and metadata differ: rows of stream, start and end.
+    `known_ranges` are set where index and metadata differ: rows of stream, start and end. They are
+    always set for a `relative` object: their starts are the bases of its blocks.
     """
 
     entries: EntryTable
@@ -49,6 +52,14 @@ class SourceIndex:
     tail_size: int
     tail_crc32c: int
     known_ranges: Column | None = None
+    relative: bool = False
+
+    @property
+    def bases(self) -> Bases | None:
+        """The bases of a relative object's blocks, None for another object."""
+        if not self.relative or self.known_ranges is None:
+            return None
+        return Bases.of_ranges(self.known_ranges)
 
     @property
     def cost(self) -> int:
@@ -127,7 +138,7 @@ class SourceIndexes:
 
     async def _fetch(self, source: Source, key: str) -> SourceIndex:
         """Read the index, usually with one request, because the number of ranges is known."""
-        parser = ObjectReader(key, source.size)
+        parser = ObjectReader(key, source.size, accept_relative=True)
         start = likely_index_start(source.size, source.range_count, key)
         tail = memoryview(await self._get(key, start, source.size))
         while (needed := parser.needed) is not None:
@@ -139,7 +150,7 @@ class SourceIndexes:
         index = parser.index
         end = ObjectChecksum.of(tail[index.data_size - start :])
         entries = EntryTable.of_index(source.object_id, index)
-        return SourceIndex(entries, index.data_size, end.size, end.value)
+        return SourceIndex(entries, index.data_size, end.size, end.value, relative=parser.relative)
 
     async def _get(self, key: str, start: int, end: int) -> bytes:
         store = self._calls.store
@@ -156,14 +167,18 @@ class SourceIndexes:
     async def _match_with_metadata(
         self, sources: Iterable[Source], loaded: dict[int, SourceIndex | SourceError]
     ) -> None:
-        """Drop entries that the metadata does not have, where numbers of ranges differ."""
+        """Drop entries that the metadata does not have, where numbers of ranges differ.
+
+        Entries of relative objects move to the offsets of the metadata.
+        """
         differing: dict[int, SourceIndex] = {}
         for source in sources:
             index = loaded[source.object_id]
             if isinstance(index, SourceIndex) and index.known_ranges is None:
                 ranges = len(contiguous_runs(index.entries))
                 # The number of ranges is in the listing, so a difference is found without a call.
-                if ranges != source.range_count or source.object_id in self._suspects:
+                differs = ranges != source.range_count or source.object_id in self._suspects
+                if differs or index.relative:
                     differing[source.object_id] = index
         if not differing:
             return
@@ -175,8 +190,19 @@ class SourceIndexes:
                     object_id, "it was replaced meanwhile", passing=True
                 )
                 continue
-            inside = index.entries.take(_inside(index.entries, known[object_id]))
-            loaded[object_id] = replace(index, entries=inside, known_ranges=known[object_id])
+            loaded[object_id] = _matched(object_id, index, known[object_id])
+
+
+def _matched(object_id: int, index: SourceIndex, ranges: Column) -> SourceIndex | SourceError:
+    """Return an index without the entries that are not in the metadata's ranges."""
+    entries = index.entries
+    if index.relative:
+        try:
+            entries = at_bases(entries, ranges)
+        except ValueError as error:
+            return SourceError(object_id, f"{error}. Inspect it")
+    inside = entries.take(_inside(entries, ranges))
+    return replace(index, entries=inside, known_ranges=ranges)
 
 
 def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:

@@ -1,9 +1,10 @@
-"""Compaction of the stream objects of a node's streams: one stream and one kind at a time.
+"""Compaction of the stream objects of streams: one stream and one kind at a time.
 
 Owns the order of the steps: list, remove expired objects, then load, write and commit each group.
 It also owns the turns of each stream. Each group has its own commit, so a later failure does not
 undo it. An unreadable object is left out of its group. Nothing is deleted here: uncommitted objects
-expire, and the controllers delete replaced ones.
+expire, and the controllers delete replaced ones. `shared_streams` chooses the node of a stream
+without an owner.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from streammeta.client.compaction.commit import StreamReplacement, commit
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import ListedRange, ListedStream
 from streammeta.client.compaction.report import GroupReport, OutputObject, SourceError
-from streammeta.client.compaction.runner import FENCED, Compactor, repeat
+from streammeta.client.compaction.runner import FENCED, Compactor, repeat, wall_ms
+from streammeta.client.compaction.shared_streams import SharedStreams
 from streammeta.client.compaction.stream_object_output import StreamObjectOutput
 from streammeta.client.compaction.stream_object_sources import Source, SourceLoader
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import BrokerClientError, ObjectExpiredError, StreamNotFoundError
+from streammeta.client.errors import (
+    BrokerClientError,
+    CompactedObjectsNotFoundError,
+    ObjectExpiredError,
+    StreamNotFoundError,
+)
 from streammeta.client.model import NodeIdentity
 from streammeta.client.nodes.session import BrokerSession
 from streammeta.client.writing.object_ids import ObjectIds
@@ -50,6 +58,9 @@ ALL_AT_ONCE = (
 )
 """Kinds of a complete compaction of a stream, in order."""
 
+SHARED_INTERVAL_S = 600.0
+"""On schedule, the shared streams that the node compacts are looked up once in this time."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +79,8 @@ class _Known:
 class StreamObjectCompactor(Compactor):
     """Compacts in the name of `writer`, the process that owns the streams. See `Compactor`.
 
-    One stream is compacted at a time, so memory is limited to one compaction.
+    Any process may compact shared streams. One stream is compacted at a time, so memory is limited
+    to one compaction. `now_ms` returns the time, in ms since 1970.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class StreamObjectCompactor(Compactor):
         config: CompactionConfig | None = None,
         *,
         is_busy: Callable[[], bool] | None = None,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         super().__init__(client, writer, namespace, store, config, is_busy=is_busy)
         session = BrokerSession(client, writer, namespace)
@@ -87,6 +100,9 @@ class StreamObjectCompactor(Compactor):
         self._loader = SourceLoader(self._calls, self._key_of, self._config)
         self._output = StreamObjectOutput(self._calls, self._key_of, self._config)
         self._known: dict[int, _Known] = {}
+        self._shared = SharedStreams(client, now_ms)
+        self._own_shared: list[int] = []
+        self._shared_due_s = float("-inf")
 
     async def plan(self, stream_id: int, kind: StreamCompaction) -> StreamPlan:
         """Return the current plan of a stream, changing nothing."""
@@ -104,17 +120,36 @@ class StreamObjectCompactor(Compactor):
     async def compact_node(
         self, kinds: Sequence[StreamCompaction] = ALL_AT_ONCE
     ) -> AsyncGenerator[GroupReport, None]:
-        """Compact every stream that the node owns, with each kind in turn.
+        """Compact the streams that the node owns and its shared ones, with each kind in turn.
 
         Yields the reports with changes or failures. Raises as `compact`.
         """
-        async for stream in self._listing.list_owned(self._writer.node_id):
+        streams = self._list_with(await self._shared.of_node(self._writer.node_id))
+        async with aclosing(self._compact_all(streams, kinds)) as reports:
+            async for report in reports:
+                yield report
+
+    async def compact_shared(
+        self, kinds: Sequence[StreamCompaction] = ALL_AT_ONCE
+    ) -> AsyncGenerator[GroupReport, None]:
+        """Compact all shared streams of the cluster. See `compact_node`."""
+        streams = self._listing.list_streams(await self._shared.all())
+        async with aclosing(self._compact_all(streams, kinds)) as reports:
+            async for report in reports:
+                yield report
+
+    async def _compact_all(
+        self, streams: AsyncIterator[ListedStream], kinds: Sequence[StreamCompaction]
+    ) -> AsyncGenerator[GroupReport, None]:
+        async for stream in streams:
             for kind in kinds:
                 if not _may_have_work(stream, kind):
                     continue
                 report = await self._compact_listed(stream, kind)
                 if report.says_anything:
                     yield report
+                if report.was_overtaken:
+                    break
                 if report.has_changed:
                     try:
                         stream = await self._listing.stream(stream.stream_id)  # noqa: PLW2901
@@ -128,7 +163,7 @@ class StreamObjectCompactor(Compactor):
         schedule: StreamSchedule | None = None,
         on_report: Callable[[GroupReport], None] = lambda _: None,
     ) -> None:
-        """Look at all streams of the node every interval of `schedule`, until cancelled.
+        """Look at all streams of `compact_node` every interval of `schedule`, until cancelled.
 
         Raises errors that fence the node or reject the bucket. Other failures are retried.
         """
@@ -143,7 +178,11 @@ class StreamObjectCompactor(Compactor):
     async def look(self, now_s: float, schedule: StreamSchedule) -> AsyncIterator[GroupReport]:
         """Run each stream's turn that is due at `now_s`. Yield reports with changes or failures."""
         seen: dict[int, _Known] = {}
-        async for stream in self._listing.list_owned(self._writer.node_id):
+        # The look-up reads all streams of the cluster, which is too much for every look.
+        if now_s >= self._shared_due_s:
+            self._own_shared = await self._shared.of_node(self._writer.node_id)
+            self._shared_due_s = now_s + SHARED_INTERVAL_S
+        async for stream in self._list_with(self._own_shared):
             known = self._known.get(stream.stream_id)
             # A stream that was opened again counts as a new one.
             if known is None or known.epoch != stream.epoch:
@@ -166,6 +205,13 @@ class StreamObjectCompactor(Compactor):
                 yield report
         # Streams that are no longer owned are forgotten.
         self._known = seen
+
+    async def _list_with(self, shared: Sequence[int]) -> AsyncIterator[ListedStream]:
+        """List the streams that the node owns, then these shared streams."""
+        async for stream in self._listing.list_owned(self._writer.node_id):
+            yield stream
+        async for stream in self._listing.list_streams(shared):
+            yield stream
 
     async def _turn(
         self, stream: ListedStream, known: _Known, kind: StreamCompaction, schedule: StreamSchedule
@@ -190,13 +236,21 @@ class StreamObjectCompactor(Compactor):
         except (*FENCED, WrongBucketError):
             raise
         except (BrokerClientError, StorageError) as error:
-            if isinstance(error, ObjectExpiredError):
-                self._ids.discard()
-            _log.warning("compaction of stream %d ended early: %s", stream.stream_id, error)
-            report.fail(error)
+            self._end_early(stream, error, report)
 
         report.seconds = time.monotonic() - started
         return report
+
+    def _end_early(self, stream: ListedStream, error: Exception, report: GroupReport) -> None:
+        if stream.is_shared and isinstance(error, CompactedObjectsNotFoundError):
+            # Its new objects are for the next cycle.
+            _log.info("another node has compacted stream %d: %s", stream.stream_id, error)
+            report.was_overtaken = True
+            return
+        if isinstance(error, ObjectExpiredError):
+            self._ids.discard()
+        _log.warning("compaction of stream %d ended early: %s", stream.stream_id, error)
+        report.fail(error)
 
     async def _plan(self, stream: ListedStream, kind: StreamCompaction) -> StreamPlan:
         await self._bucket.require()

@@ -54,6 +54,9 @@ OPEN_STREAMS = Method(streams_pb2.OpenStreamsRequest, streams_pb2.OpenStreamsRes
 CLOSE_STREAMS = Method(streams_pb2.CloseStreamsRequest, streams_pb2.CloseStreamsResponse)
 TRIM_STREAMS = Method(streams_pb2.TrimStreamsRequest, streams_pb2.TrimStreamsResponse)
 DELETE_STREAMS = Method(streams_pb2.DeleteStreamsRequest, streams_pb2.DeleteStreamsResponse)
+ISSUE_PRODUCER_IDS = Method(
+    streams_pb2.IssueProducerIdsRequest, streams_pb2.IssueProducerIdsResponse
+)
 DESCRIBE_STREAMS = Method(streams_pb2.DescribeStreamsRequest, streams_pb2.DescribeStreamsResponse)
 FIND_STREAMS = Method(streams_pb2.FindStreamsRequest, streams_pb2.FindStreamsResponse)
 GET_OPENING_STREAMS = Method(

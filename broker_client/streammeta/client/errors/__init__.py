@@ -8,10 +8,11 @@ The failed call may still have had an effect. Failures of the object store are `
 from __future__ import annotations
 
 import os
-import typing
 from collections import abc
 
 from streammeta.client.errors.base import BrokerClientError as BrokerClientError
+from streammeta.client.errors.base import RejectedError as RejectedError
+from streammeta.client.errors.base import code_name as code_name
 from streammeta.client.errors.logs import DamagedLogError as DamagedLogError
 from streammeta.client.errors.logs import DamagedSlotError as DamagedSlotError
 from streammeta.client.errors.logs import FailoverSupersededError as FailoverSupersededError
@@ -27,6 +28,15 @@ from streammeta.client.errors.logs import WriteAheadLogClosedError as WriteAhead
 from streammeta.client.errors.logs import WriteAheadLogError as WriteAheadLogError
 from streammeta.client.errors.logs import WriteAheadLogFullError as WriteAheadLogFullError
 from streammeta.client.errors.logs import WrongLogError as WrongLogError
+from streammeta.client.errors.shared import DuplicateBatchError as DuplicateBatchError
+from streammeta.client.errors.shared import OffsetsUnknownError as OffsetsUnknownError
+from streammeta.client.errors.shared import OutOfOrderSequenceError as OutOfOrderSequenceError
+from streammeta.client.errors.shared import ProducerFencedError as ProducerFencedError
+from streammeta.client.errors.shared import (
+    SharedStreamsUnsupportedError as SharedStreamsUnsupportedError,
+)
+from streammeta.client.errors.shared import StreamKindMismatchError as StreamKindMismatchError
+from streammeta.client.errors.shared import StreamRowsRejectedError as StreamRowsRejectedError
 from streammeta.rpc import advice as rpc_advice
 from streammeta.storage.errors import AccessDeniedError as AccessDeniedError
 from streammeta.storage.errors import BucketNotFoundError as BucketNotFoundError
@@ -44,31 +54,6 @@ from streammeta.storage.errors import UploadNotFoundError as UploadNotFoundError
 from streammeta.storage.errors import WrongBucketError as WrongBucketError
 from streammeta.tls.files import TlsError as TlsError
 from streammeta.v1 import common_pb2
-
-
-def code_name(code: int) -> str:
-    """Return the readable name of an error code, e.g. "STREAM_FENCED"."""
-    return common_pb2.ErrorCode.Name(common_pb2.ErrorCode.ValueType(code)).removeprefix(
-        "ERROR_CODE_"
-    )
-
-
-class RejectedError(BrokerClientError):
-    """The controllers rejected one item, or a whole call.
-
-    `subject` is the rejected item (such as `stream 7`), `code` the error code or None when the call
-    ended with a gRPC status, `detail` the controller's message or additions of the client.
-    """
-
-    advice: typing.ClassVar[str] = "see the controller's log for the reason"
-
-    def __init__(self, subject: str, *, code: int | None = None, detail: str = "") -> None:
-        self.subject = subject
-        self.code = code
-        self.detail = detail
-        reason = "" if code is None else f" with {code_name(code)}"
-        words = f" ({detail})" if detail else ""
-        super().__init__(f"{subject} was rejected{reason}{words}; {self.advice}")
 
 
 class InvalidRequestError(RejectedError):
@@ -449,6 +434,12 @@ ERRORS_BY_CODE: abc.Mapping[int, type[RejectedError]] = {
     common_pb2.ErrorCode.ERROR_CODE_OBJECT_NOT_COMMITTED: ObjectNotCommittedError,
     common_pb2.ErrorCode.ERROR_CODE_STREAM_INNER_ERROR: StreamEpochMismatchError,
     common_pb2.ErrorCode.ERROR_CODE_OBJECT_CONTENT_MISMATCH: ObjectContentMismatchError,
+    common_pb2.ErrorCode.ERROR_CODE_STREAM_KIND_MISMATCH: StreamKindMismatchError,
+    common_pb2.ErrorCode.ERROR_CODE_DUPLICATE_BATCH: DuplicateBatchError,
+    common_pb2.ErrorCode.ERROR_CODE_OUT_OF_ORDER_SEQUENCE: OutOfOrderSequenceError,
+    common_pb2.ErrorCode.ERROR_CODE_PRODUCER_FENCED: ProducerFencedError,
+    common_pb2.ErrorCode.ERROR_CODE_STREAM_ROWS_REJECTED: StreamRowsRejectedError,
+    common_pb2.ErrorCode.ERROR_CODE_OFFSETS_UNKNOWN: OffsetsUnknownError,
 }
 
 

@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 from streammeta.client import arguments, errors, model
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.nodes.created_streams import require_shared
 from streammeta.client.nodes.process_id import own_process_id
 from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
@@ -137,8 +138,12 @@ class BrokerSession:
         _check(answer.error, f"heartbeat of node {self.node.node_id}")
         return model.heartbeat_answer(answer)
 
-    async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
-        """Create a closed, empty stream for each element of `tags`. Return their ids in order."""
+    async def create_streams(self, tags: Sequence[Tags], *, shared: bool = False) -> list[int]:
+        """Create an empty stream for each element of `tags`. Return their ids in order.
+
+        The streams are owned and closed, or with `shared` accept appends of all brokers at once.
+        Raises `RejectedError` for shared streams below feature level 5.
+        """
         wanted = 'a sequence with the tags of each stream, such as [{"topic": "example"}]'
         streams = [
             arguments.check_tags(f"tags[{index}]", stream_tags)
@@ -147,11 +152,13 @@ class BrokerSession:
 
         ids: list[int] = []
         for batch in _batches(streams):
-            new = [streams_pb2.NewStream(tags=_tags(stream_tags)) for stream_tags in batch]
+            new = [streams_pb2.NewStream(tags=_tags(item), shared=shared) for item in batch]
             answer = await self._call(methods.CREATE_STREAMS, new)
             _check(answer.error, f"creation of {len(batch)} streams")
             _check_length("CreateStreams", len(batch), len(answer.stream_ids))
             ids.extend(answer.stream_ids)
+            if shared:
+                await require_shared(self.client, answer.stream_ids, self.delete_streams)
         return ids
 
     async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
@@ -246,6 +253,19 @@ class BrokerSession:
             for stream_id in sorted(epochs.keys() - opened.keys())
         ]
         return await self._change(methods.DELETE_STREAMS, "deleting", streams)
+
+    async def issue_producer_ids(self, count: int) -> range:
+        """Issue ids for idempotent producers of shared streams, at most 10,000.
+
+        Nobody else gets them. Raises `RejectedError` below feature level 5.
+        """
+        request = streams_pb2.IssueProducerIdsRequest(
+            node=model.node_message(self.node),
+            count=arguments.check_int("count", count, 1, 10_000),
+        )
+        answer = await self.client.call(methods.ISSUE_PRODUCER_IDS, request)
+        _check(answer.error, f"issue of {count} producer ids")
+        return range(answer.first_producer_id, answer.first_producer_id + count)
 
     async def _change(
         self,

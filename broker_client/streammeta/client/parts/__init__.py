@@ -29,5 +29,6 @@ from streammeta.client.wal.disk.log import WriteAheadLog as WriteAheadLog
 from streammeta.client.wal.disk.recovery import AsideRun as AsideRun
 from streammeta.client.wal.disk.set_aside import read_set_aside as read_set_aside
 from streammeta.client.writing.object_ids import ObjectIds as ObjectIds
+from streammeta.client.writing.shared_writer import SharedWriter as SharedWriter
 from streammeta.client.writing.writer import StreamWriter as StreamWriter
 from streammeta.storage.errors import Deviation as Deviation

@@ -282,12 +282,16 @@ class BlockFetcher:
         return block.key not in self._cache and block.key not in self._requests
 
     def take_whole(self, index: ObjectIndex, data: bytes) -> None:
-        """Keep all blocks of a small object while there is space."""
+        """Keep the bytes of all blocks of a small object while there is space.
+
+        The bases of a relative object's other streams are not known here. Who reads a block knows
+        the base of its stream, and decodes the bytes with it.
+        """
         for entry in index.index:
-            block = Block(index.object_id, entry)
-            if block.key not in self._cache:
+            key = index.object_id, entry.position
+            if key not in self._cache:
                 cut = data[entry.position : entry.position + entry.size]
-                self._cache.put(block.key, cut, len(cut), None)
+                self._cache.put(key, cut, len(cut), None)
 
     def forget(self, object_id: int) -> None:
         """Drop the blocks of an object."""

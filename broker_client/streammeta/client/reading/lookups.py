@@ -53,6 +53,11 @@ class Slice:
         """Whether the object only links to others."""
         return self.kind == common_pb2.OBJECT_KIND_COMPOSITE
 
+    @property
+    def is_stream_set_object(self) -> bool:
+        """Whether the object may be relative: a commit of a stream object names its offsets."""
+        return self.kind == common_pb2.OBJECT_KIND_STREAM_SET
+
 
 def slice_of(piece: objects_pb2.ObjectSlice) -> Slice:
     """Translate one row of an answer."""

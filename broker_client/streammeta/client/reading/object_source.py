@@ -31,7 +31,7 @@ from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
 from streammeta.storage.errors import RangeNotSatisfiableError, StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import decode_composite
-from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
+from streammeta.storage.object_format.index_block import UNLIMITED, IndexBlock, IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
 from streammeta.storage.object_format.record import RecordBatch
@@ -109,11 +109,15 @@ RECORD_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One index entry and the object with its bytes. `crc32c` is their checksum."""
+    """One index entry and the object with its bytes. `crc32c` is their checksum.
+
+    `entry` has the offsets of the stream. Those in the bytes are `base` less.
+    """
 
     object_id: int
     entry: IndexEntry
     crc32c: int = UNKNOWN_CRC
+    base: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -141,7 +145,8 @@ class ObjectIndex:
     """Index of an object. A composite also has the objects that contain its blocks.
 
     `linked_ids` are these objects, each from its position in `first_ordinals` on. `checksums`
-    belong to the entries and are empty if unknown.
+    belong to the entries and are empty if unknown. The offsets of a `relative` object count from 0
+    in each stream.
     """
 
     object_id: int
@@ -149,14 +154,29 @@ class ObjectIndex:
     linked_ids: tuple[int, ...] = ()
     first_ordinals: tuple[int, ...] = ()
     checksums: array[int] = field(default_factory=lambda: array("I"))
+    relative: bool = False
 
-    def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[Block]:
-        """List the blocks that contain `[start, end)` of a stream, up to a gap or `max_bytes`."""
-        found = self.index.find(stream_id, start, end, max_bytes)
+    def find(
+        self, stream_id: int, start: int, end: int, max_bytes: int, *, slice_start: int
+    ) -> list[Block]:
+        """List the blocks that contain `[start, end)` of a stream, up to a gap or `max_bytes`.
+
+        `slice_start` is the start of the stream's slice of the object, the base of a relative one.
+        """
+        base = slice_start if self.relative else 0
+        low, high = start - base, end if end == UNLIMITED else end - base
+        found = self.index.find(stream_id, low, high, max_bytes)
         return [
-            Block(self._holder(ordinal), entry, self._checksum(ordinal))
+            Block(self._holder(ordinal), entry.shifted(base), self._checksum(ordinal), base)
             for ordinal, entry in enumerate(found.entries, found.first_ordinal)
         ]
+
+    def fits(self, stream_id: int, offsets: int) -> bool:
+        """Return whether a slice of so many offsets is the whole stream in a relative object.
+
+        With another one its start would not be the base. Slices of other objects always fit.
+        """
+        return not self.relative or self.index.end_of(stream_id) == offsets
 
     def _checksum(self, ordinal: int) -> int:
         return self.checksums[ordinal] if self.checksums else UNKNOWN_CRC
@@ -276,7 +296,7 @@ class ObjectSource:
         """Decode the records of a block. Raises `CorruptObjectError`."""
         key = self.key(block.object_id)
         try:
-            return read_entry(block.entry, memoryview(data), key)
+            return read_entry(block.entry, memoryview(data), key, base=block.base)
         except BrokenFormatError as error:
             raise CorruptObjectError(
                 key, block.object_id, block.entry.stream_id, str(error)
@@ -356,7 +376,9 @@ class ObjectSource:
                 return _Fetched(index, 1, len(data))
 
             # The parser asks for ranges, so the same code handles whole objects and partial reads.
-            parser = ObjectReader(key, piece.object_size)
+            parser = ObjectReader(
+                key, piece.object_size, accept_relative=piece.is_stream_set_object
+            )
             is_small = piece.object_size <= WHOLE_OBJECT_BYTES
             is_whole = whole or (is_small and self._is_verified(piece))
             all_bytes = self._get(key, 0, piece.object_size) if is_whole else None
@@ -373,9 +395,11 @@ class ObjectSource:
                 parser.receive(data)
             checksums: array[int] = array("I")
             if piece.crc32c != UNKNOWN_CRC and (is_whole or self._is_verified(piece)):
-                checksums = self._learn(piece, key, parser.index, all_bytes).blocks
+                checksums = self._learn(piece, key, parser, all_bytes).blocks
                 received += 0 if is_whole else piece.object_size
-            found = ObjectIndex(object_id, parser.index, checksums=checksums)
+            found = ObjectIndex(
+                object_id, parser.index, checksums=checksums, relative=parser.relative
+            )
             return _Fetched(found, requests, received, all_bytes if whole else None)
         except (BrokenFormatError, RangeNotSatisfiableError, ValueError) as error:
             raise CorruptObjectError(key, object_id, stream_id, str(error)) from error
@@ -385,9 +409,10 @@ class ObjectSource:
         return piece.crc32c != UNKNOWN_CRC and piece.object_size <= self._verified_bytes
 
     def _learn(
-        self, piece: Slice, key: str, index: IndexBlock, all_bytes: bytes | None
+        self, piece: Slice, key: str, parser: ObjectReader, all_bytes: bytes | None
     ) -> LearnedChecksums:
         """Compute the blocks' checksums from all bytes of an object, in a thread."""
+        index = parser.index
 
         def get(start: int, end: int) -> bytes:
             return all_bytes[start:end] if all_bytes is not None else self._get(key, start, end)
@@ -395,13 +420,14 @@ class ObjectSource:
         learned = learn_checksums(get, piece.object_size, index, piece.crc32c, key)
         # The index was read before the bytes were verified. It may be torn itself, so it is parsed
         # again from the verified bytes.
-        again = ObjectReader(key, index.data_size + len(learned.tail))
+        size = index.data_size + len(learned.tail)
+        again = ObjectReader(key, size, accept_relative=piece.is_stream_set_object)
         if (needed := again.needed) is not None and needed.start <= index.data_size:
             again.receive(bytes(index.data_size - needed.start) + learned.tail)
         else:
             again.receive(learned.tail[-(needed.end - needed.start) :] if needed else b"")
             again.receive(learned.tail)
-        if list(again.index) != list(index):
+        if list(again.index) != list(index) or again.relative != parser.relative:
             raise BrokenFormatError(
                 key, index.data_size, "index", "another one at its second reading", "the same one"
             )

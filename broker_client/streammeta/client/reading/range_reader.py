@@ -120,7 +120,10 @@ class BlockPlanner:
     ) -> list[Block]:
         """List the blocks of one object from offset `at` on."""
         end = piece.end_offset if query.end == UNLIMITED else min(query.end, piece.end_offset)
-        blocks = index.find(query.stream_id, at, end, left)
+        if not index.fits(query.stream_id, piece.end_offset - piece.start_offset):
+            has = f"its index counts {index.index.end_of(query.stream_id)} offsets from 0 on"
+            raise self._mismatch(piece, query, has)
+        blocks = index.find(query.stream_id, at, end, left, slice_start=piece.start_offset)
         for block in blocks:
             joins = block.entry.start_offset == at
             # Only the first block of a read may start before the requested offset.

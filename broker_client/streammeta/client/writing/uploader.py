@@ -10,19 +10,13 @@ depend on the id.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import math
-import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.config import UploadObserver, WriterConfig
-from streammeta.client.controllers.bucket_check import BucketCheck
 from streammeta.client.deprecations import find_rejection_callback
 from streammeta.client.errors import (
     BrokerClientError,
@@ -30,34 +24,24 @@ from streammeta.client.errors import (
     ObjectExpiredError,
     OffsetMismatchError,
     OutcomeUnknownError,
-    UploadFailedError,
     rejection,
 )
 from streammeta.client.nodes.session import BrokerSession
-from streammeta.client.resources.bandwidth import Grade
 from streammeta.client.resources.resources import StoreThreads
-from streammeta.client.resources.tally import UPLOAD, UPLOAD_ANEW
+from streammeta.client.resources.tally import UPLOAD_ANEW
 from streammeta.client.writing.batch import BatchCommit, BatchUpload, UploadedObject
 from streammeta.client.writing.object_encoder import EncodedObject, encode_object
-from streammeta.client.writing.object_ids import ObjectIds
 from streammeta.client.writing.record_buffer import StreamRun, plan_objects
-from streammeta.storage.backoff import Backoff
+from streammeta.client.writing.store_uploads import StoreUploads
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.protocol.patience import Patience
 from streammeta.v1 import common_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 
 _DESCRIBE_DEADLINE = 2.0
-_PATIENCE = Patience(Backoff(0.5, 10.0))
-_RETRY_S = 10.0
-_ID_PAUSES = Backoff(0.5, 10.0)
-"""Waits between attempts to prepare ids, in seconds."""
-
 _log = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
 Verdicts = asyncio.Future[dict[StreamRun, ErrorCode.ValueType]]
 Late = dict[StreamRun, Exception]
 
@@ -88,21 +72,17 @@ class Uploader:
     ) -> None:
         self._session = session
         self._tally = session.client.tally
-        self._network = session.client.network
-        self._store = store
         # The pipeline and the ids belong to this session: both name its node in every call.
-        self._bucket = BucketCheck(session.client, store.store, session.namespace)
+        self._uploads = StoreUploads(session, store, config, is_persistent=is_persistent)
         self._config = config
         self._is_persistent = is_persistent
         self._observer = observer
         self._on_rejected = find_rejection_callback(observer)
-        self._ids = ObjectIds(session, config.ttl_s, config.commit_deadline_s)
         self._pipeline = CommitPipeline(
             session.client, session.node, deadline_s=config.commit_deadline_s
         )
         # One thread: two would encode no faster, and memory may hold only one object twice.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        self._preparing = asyncio.Lock()
         # The controllers reject a stream set object with an id below the node's last committed one.
         self._newest_shared_id = -1
         self._submissions = 0
@@ -136,13 +116,7 @@ class Uploader:
             return
 
         try:
-            # One batch at a time: later batches must have larger ids.
-            async with self._preparing:
-                # Before ids are prepared: objects in another cluster's bucket can never be read.
-                await self._retry("check of the bucket", self._bucket.require)
-                taken = await self._retry(
-                    "preparation of objects", lambda: self._ids.take(len(contents))
-                )
+            taken = await self._uploads.prepare(len(contents))
         except (BrokerClientError, StorageError) as error:
             for content in contents:
                 batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
@@ -154,7 +128,9 @@ class Uploader:
             for content, object_id in zip(contents, taken.ids, strict=True)
         ]
         # Failures are results: one object that fails must not cancel the others.
-        outcomes = await asyncio.gather(*map(self._put, objects))
+        outcomes = await asyncio.gather(
+            *(self._uploads.put(upload.object_id, upload.content.data) for upload in objects)
+        )
 
         for uploaded, failure in zip(objects, outcomes, strict=True):
             if failure is None:
@@ -166,59 +142,6 @@ class Uploader:
             namespace = self._session.namespace
             keys = [key_for(uploaded.object_id, namespace) for uploaded in batch.uploaded]
             await self._notify(self._observer.on_uploaded(keys))
-
-    async def _put(self, target: UploadedObject) -> UploadFailedError | None:
-        key = key_for(target.object_id, self._session.namespace)
-        store, data = self._store.store, target.content.data
-
-        async def put() -> None:
-            await self._network.sent.take(Grade.UPLOAD, len(data))
-            began = time.monotonic()
-            try:
-                await self._store.run(lambda: store.put(key, data))
-            except StorageError:
-                self._tally.count_failed_upload()
-                raise
-            self._tally.count_upload(len(data), time.monotonic() - began)
-
-        while True:
-            try:
-                await self._retry(f"upload of object {target.object_id}", put)
-                return None
-            except StorageError as error:
-                failed = UploadFailedError(key, target.object_id, str(error))
-                failed.__cause__ = error
-            if not self._is_persistent:
-                return failed
-            # The log still has the records, and an operator may correct the store.
-            _log.error("the store rejects a logged batch, retrying in %g s: %s", _RETRY_S, failed)
-            await asyncio.sleep(_RETRY_S)
-
-    async def _retry(self, subject: str, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Await `work`, retrying failures that may pass until the deadline, if there is one."""
-        loop = asyncio.get_running_loop()
-        limit_s = math.inf if self._is_persistent else self._config.commit_deadline_s
-        ends_at = loop.time() + limit_s
-
-        for attempt in itertools.count():
-            try:
-                return await work()
-            except (ControllerUnavailableError, StorageError) as error:
-                wait = self._wait_after(error, attempt, ends_at - loop.time())
-                if wait is None:
-                    raise
-                self._tally.retries[UPLOAD] += 1
-                _log.warning("%s failed, retrying in %.3g s: %s", subject, wait, error)
-            await asyncio.sleep(wait)
-        raise AssertionError("attempts without end have ended")
-
-    def _wait_after(self, error: Exception, attempt: int, left_s: float) -> float | None:
-        """Return the wait before the next attempt, None to stop retrying."""
-        # Drawn in both cases, so that brokers do not retry in step after an outage.
-        unit = random.random()
-        if isinstance(error, StorageError):
-            return _PATIENCE.wait_s(error, attempt, left_s, unit)
-        return _ID_PAUSES.wait(attempt, unit) if self._is_persistent else None
 
     # -- committing
 
@@ -259,7 +182,7 @@ class Uploader:
             if not _has(late, OutcomeUnknownError):
                 batch.uploaded.clear()
                 if _has(late, ObjectExpiredError):
-                    self._ids.discard()
+                    self._uploads.discard_ids()
                 self._tally.retries[UPLOAD_ANEW] += 1
                 await self.upload(batch)
 

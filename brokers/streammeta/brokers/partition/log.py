@@ -174,18 +174,9 @@ class PartitionLog:
                 if repeated is not None:
                     return Appended(repeated.first_offset, self._when_settled())
                 producers.check(batch.producer_id, batch.producer_epoch, batch.base_sequence)
-            self._check_time(batch)
+            latest_ms = self._latest_ms(self.config.timestamp_after_max_ms)
+            record_batch.check_time(batch, latest_ms)
             return await self._append(batch)
-
-    def _check_time(self, batch: KafkaBatch) -> None:
-        """Reject records from the future: retention would keep everything with them."""
-        latest_ms = self._latest_ms(self.config.timestamp_after_max_ms)
-        newest_ms = max(batch.base_timestamp, batch.max_timestamp)
-        if newest_ms > latest_ms:
-            raise errors.InvalidTimestampError(
-                f"the batch has records of {newest_ms} ms since 1970, expected at most"
-                f" {latest_ms}: the current time plus message.timestamp.after.max.ms"
-            )
 
     def _latest_ms(self, after_max_ms: int) -> int:
         """Return the latest plausible time of a record. Either clock may be wrong."""

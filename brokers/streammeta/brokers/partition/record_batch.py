@@ -13,6 +13,7 @@ from streammeta.brokers.partition.errors import (
     BatchTooLargeError,
     CorruptBatchError,
     InvalidBatchError,
+    InvalidTimestampError,
     UnsupportedBatchError,
 )
 from streammeta.storage.errors import PayloadError
@@ -86,6 +87,19 @@ def check_produced(payload: bytes, max_bytes: int = MAX_BATCH_BYTES) -> KafkaBat
         )
 
     return batch
+
+
+def check_time(batch: KafkaBatch, latest_ms: int) -> None:
+    """Reject records later than `latest_ms`: retention would keep everything with them.
+
+    Raises `InvalidTimestampError`.
+    """
+    newest_ms = max(batch.base_timestamp, batch.max_timestamp)
+    if newest_ms > latest_ms:
+        raise InvalidTimestampError(
+            f"the batch has records of {newest_ms} ms since 1970, expected at most"
+            f" {latest_ms}: the current time plus message.timestamp.after.max.ms"
+        )
 
 
 def _require_whole(payload: bytes) -> None:

@@ -47,8 +47,8 @@ def compact() -> None:
 @click.option(
     "--stream-objects",
     is_flag=True,
-    help="Also merge and link the stream objects of streams that these nodes own, except"
-    " departed and fenced nodes.",
+    help="Also merge and link the stream objects of streams that these nodes own, and of shared"
+    " streams, except for departed and fenced nodes.",
 )
 @click.option("--once", is_flag=True, help="Compact the due objects, then exit. [default]")
 @click.option(

@@ -243,15 +243,29 @@ class CompactionWork:
                 # Stream objects are committed as the node that owns the streams, so it must be
                 # live.
                 if stream_objects and not target.failover and not stopping.is_set():
-                    with closing(self._stream_object_compactor(target)) as of_streams:
+                    with closing(self._stream_object_compactor(target.identity)) as of_streams:
                         await _add(of_streams.compact_node(), target, totals, stopping)
             except (errors.BrokerClientError, StorageError) as error:
                 totals.failures[target.node_id] = f"node {target.node_id}: {error}"
+        # Nodes without stream set objects are not targets, but have a part of the shared streams.
+        is_whole_cluster = not self.request.node_ids and not self.request.gone
+        if stream_objects and is_whole_cluster and found.writer is not None:
+            await self._compact_shared(found.writer, totals, stopping)
 
-    def _stream_object_compactor(self, target: CompactionTarget) -> StreamObjectCompactor:
-        return StreamObjectCompactor(
-            self.client, target.identity, self.namespace, self.store, self.config
-        )
+    async def _compact_shared(
+        self, writer: NodeIdentity, totals: compaction_view.Totals, stopping: asyncio.Event
+    ) -> None:
+        """Compact all shared streams in the name of `writer`."""
+        if stopping.is_set():
+            return
+        try:
+            with closing(self._stream_object_compactor(writer)) as of_streams:
+                await _add(of_streams.compact_shared(), writer, totals, stopping)
+        except (errors.BrokerClientError, StorageError) as error:
+            totals.failures.setdefault(writer.node_id, f"node {writer.node_id}: {error}")
+
+    def _stream_object_compactor(self, writer: NodeIdentity) -> StreamObjectCompactor:
+        return StreamObjectCompactor(self.client, writer, self.namespace, self.store, self.config)
 
     def _compactor_of(self, found: Targets) -> SetObjectCompactor:
         """Return the compactor of the selected writer."""
@@ -269,7 +283,7 @@ class CompactionWork:
 
 async def _add(
     work: AsyncGenerator[GroupReport],
-    target: CompactionTarget,
+    target: CompactionTarget | NodeIdentity,
     totals: compaction_view.Totals,
     stopping: asyncio.Event,
 ) -> None:

@@ -121,6 +121,18 @@ def _address(
     help="Create topics that producers and consumers name.",
 )
 @click.option(
+    "--shared",
+    "is_shared",
+    is_flag=True,
+    help="Serve topics without leaders: those created with diskless.enable=true. It needs feature"
+    " level 5.",
+)
+@click.option(
+    "--rack",
+    help="Rack or zone of this broker. Clients of a topic without leaders stay in the rack of the"
+    " broker that they ask for metadata.",
+)
+@click.option(
     "--http-listen",
     metavar="HOST:PORT",
     callback=_address,
@@ -150,10 +162,14 @@ def kafka(
     Partitions are logs on streams. The brokers of a cluster share them and take over the streams of
     a dead broker. The broker acknowledges records once their object is committed.
 
+    With --shared, every broker writes and reads the topics that are created with
+    diskless.enable=true.
+
     \b
-    Example:
+    Examples:
       streammeta dev --port 9101 --data-dir /tmp/dev
       streammeta kafka --connect 127.0.0.1:9101 --store file:///tmp/dev/bucket --node-id 1
+      streammeta kafka --shared --rack a --listen 127.0.0.1:9093 --node-id 2 ...
     """
     # The broker's packages load slowly, and --help does not need them.
     from streammeta.brokers.kafka.service.process import KafkaConfig

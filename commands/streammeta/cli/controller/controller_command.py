@@ -64,6 +64,7 @@ _SETTINGS = {
     "max_kv_keys": "Maximum number of keys.",
     "max_kv_bytes": "Maximum bytes of keys and values.",
     "max_tag_bytes": "Maximum characters of the tags of streams.",
+    "max_producers": "Maximum number of idempotent producers, counted once per stream.",
 }
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 

@@ -142,11 +142,13 @@ def dump_command(
 
     The object is a file, standard input, or in a bucket: s3://BUCKET/KEY followed by the options of
     the bucket's address (see `streammeta s3 url --help`). A composite shows its links. Its records
-    are in the linked objects. Violations of the format are shown with their position, and all
-    readable data is read: without a valid index, all blocks from the first on. Exit code 0: the
-    parts read are valid. 1: the object is corrupt or unreadable. 2: usage error. In json all
-    records are in one object, decoded payloads in base64. Objects of other writers may deviate from
-    the format without affecting records: see --tolerant, and docs/format.md for the list.
+    are in the linked objects. A relative object, of shared streams, shows offsets from 0 on. In
+    the metadata, each stream's range in the object starts at the offset to add. Violations of the
+    format are shown with their position, and all readable data is read: without a valid index, all
+    blocks from the first on. Exit code 0: the parts read are valid. 1: the object is corrupt or
+    unreadable. 2: usage error. In json all records are in one object, decoded payloads in base64.
+    Objects of other writers may deviate from the format without affecting records: see --tolerant,
+    and docs/format.md for the list.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Periodic sweeps of the leader: overdue prepares, remains of deleted streams, dead uploads.
+"""Periodic sweeps of the leader: overdue prepares, idle producers, remains of deleted streams.
 
 The metadata selects the objects to remove, in bounded parts, so that commits continue in between.
 Objects are only marked here, and `deletion` removes their bytes. Stream set objects of an active
@@ -27,6 +27,9 @@ from streammeta.storage.object_store.protocol.base import MultipartUpload, Objec
 # Small entries, so that commits are not delayed by one large entry.
 EXPIRE_BATCH_MAX = 2_000
 """Number of objects expired in one log entry."""
+
+PRODUCER_IDLE_MS = 24 * 3_600_000
+"""Time without a batch after which a producer of a shared stream is forgotten, in milliseconds."""
 
 SWEEP_BATCH_MAX = 10_000
 """Number of stream objects destroyed in one log entry."""
@@ -121,6 +124,29 @@ class Expiry(_Sweep):
             now_ms, 1, request.since_ms, request.beyond_ms
         )
         return bool(due)
+
+
+class ProducerExpiry(_Sweep):
+    """Forgets idempotent producers that have not written to a shared stream for a day.
+
+    Like `Expiry`, it ignores what no correct clock would have left to this term for `DOUBTED_MS`.
+    """
+
+    async def step(self) -> None:
+        """Forget all idle producers."""
+        log_time = self._controller.log_time
+        doubts = log_time.elapsed_ms < DOUBTED_MS
+        since_ms = max(0, log_time.began_ms - JUMP_MS) if doubts else 0
+        request = requests.ExpireProducers(
+            limit=EXPIRE_BATCH_MAX, idle_ms=PRODUCER_IDLE_MS, since_ms=since_ms
+        )
+        await self._write_while(lambda: self._is_due(request), request)
+
+    def _is_due(self, request: requests.ExpireProducers) -> bool:
+        before_ms = self._controller.log_time.now_ms() - request.idle_ms
+        return self._controller.cluster_metadata.has_idle_producer(
+            before_ms, request.since_ms - request.idle_ms
+        )
 
 
 class StreamSweep(_Sweep):

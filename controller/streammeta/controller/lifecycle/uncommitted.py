@@ -52,7 +52,8 @@ class Ahead:
 class Looks:
     """Results of inspections. Each object is in one of the four.
 
-    An `unreadable` object has bytes that do not end like an object.
+    An `unreadable` object has bytes that do not end like an object, or is relative and not ahead:
+    it proves nothing.
     """
 
     deletable: list[int] = field(default_factory=list)
@@ -109,16 +110,19 @@ class UncommittedObjects:
             looks.failed[object_id] = error
             return
         # The bytes do not end with an index, so they prove nothing.
-        if not last:
+        if not last.entries:
             looks.unreadable.append(object_id)
             return
 
         # Each index is evaluated immediately, so only the readers' indexes are in memory.
-        ahead = self._find_ahead(last)
-        if ahead is None:
-            looks.deletable.append(object_id)
-        else:
+        ahead = self._find_ahead(last.entries)
+        if ahead is not None:
             looks.ahead[object_id] = ahead
+        # The commit of a relative object assigned larger offsets, which are forgotten.
+        elif last.relative:
+            looks.unreadable.append(object_id)
+        else:
+            looks.deletable.append(object_id)
 
     def _find_ahead(self, last: Sequence[IndexEntry]) -> Ahead | None:
         """Return the first entry that the metadata has not reached, if there is one."""

@@ -26,14 +26,23 @@ from streammeta.controller.metadata.decisions.commit_effects import CommitEffect
 from streammeta.controller.metadata.decisions.commit_rules import Repeats
 from streammeta.controller.metadata.decisions.compactions import Compactions
 from streammeta.controller.metadata.decisions.named_objects import NamedObjects
+from streammeta.controller.metadata.decisions.producer_decisions import ProducerDecisions
 from streammeta.controller.metadata.decisions.record_checks import RecordChecks
+from streammeta.controller.metadata.decisions.signatures import (
+    as_list,
+    ignore_offset,
+    with_time,
+    without_time,
+)
 from streammeta.controller.metadata.decisions.uploads import Uploads
+from streammeta.controller.metadata.node_decisions import NodeDecisions
 from streammeta.controller.metadata.reads import Reads
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel, Recovery
 from streammeta.controller.metadata.registries.kv import KVs
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
 from streammeta.controller.metadata.registries.object_indexes import NodeObjects
 from streammeta.controller.metadata.registries.objects import Objects
+from streammeta.controller.metadata.registries.producers import Producers
 from streammeta.controller.metadata.registries.stream_decisions import StreamDecisions
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata, FrozenParts
@@ -63,7 +72,7 @@ class _Applied:
 
 
 class ClusterMetadata:
-    """Streams, objects, nodes and keys, at the log offset `applied_end_offset`."""
+    """Streams, objects, nodes, keys and producers, at the log offset `applied_end_offset`."""
 
     def __init__(self) -> None:
         self.applied_end_offset = 0
@@ -73,11 +82,14 @@ class ClusterMetadata:
         self._streams = Streams(self._objects)
         self._feature_level = FeatureLevel()
         self._nodes = Nodes(set_objects, self._feature_level)
-        self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
+        self._stream_decisions = StreamDecisions(
+            self._streams, self._objects, self._nodes, self._feature_level
+        )
         self._kvs = KVs()
+        self._producers = Producers()
         self._bucket_claim = maintenance.BucketClaim()
 
-        self._repeats = Repeats(self._objects)
+        self._repeats = Repeats(self._streams, self._objects, self._producers)
         self._uploads = Uploads(
             self._nodes, self._streams, self._objects, self._repeats, self._feature_level
         )
@@ -99,8 +111,14 @@ class ClusterMetadata:
             self._feature_level,
         )
         self._upkeep = maintenance.ObjectUpkeep(self._streams, self._objects)
+        self._producer_decisions = ProducerDecisions(
+            self._nodes, self._producers, self._feature_level
+        )
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
-        self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
+        self._node_decisions = NodeDecisions(self._nodes, self._streams, self._reads)
+        self._record_checks = RecordChecks(
+            self._streams, self._objects, self._nodes, self._producers
+        )
         self._applied: deque[_Applied] = deque()
         self._deciders = self._make_deciders()
         self._readers = self._make_readers()
@@ -128,6 +146,7 @@ class ClusterMetadata:
             feature_level=cluster_metadata._feature_level,
             recovery=cluster_metadata._recovery,
             repeats=cluster_metadata._repeats,
+            producers=cluster_metadata._producers,
         )
         return cluster_metadata
 
@@ -234,6 +253,7 @@ class ClusterMetadata:
             feature_level=self._feature_level.current,
             undecided=self._recovery.undecided,
             left_out=self._repeats.left_out.view(),
+            producers=self._producers.view(),
         )
         return FrozenMetadata(self.applied_end_offset, parts)
 
@@ -265,6 +285,7 @@ class ClusterMetadata:
             "kv_keys": len(self._kvs),
             "kv_bytes": self._kvs.nbytes,
             "tag_bytes": self._streams.tag_characters,
+            "producers": len(self._producers),
         }
 
     def ranges_of_streams(self) -> npt.NDArray[np.int32]:
@@ -284,6 +305,10 @@ class ClusterMetadata:
         """Return whether a node is known, including departed ones."""
         return self._nodes.get(node_id) is not None
 
+    def new_producers(self, stream_id: values.Int64Column, producer_id: values.Int64Column) -> int:
+        """Return the number of distinct pairs that `Producers` has no state of."""
+        return self._producers.count_new(stream_id, producer_id)
+
     def kv_size(self, namespace: str, key: str) -> int:
         """Return the bytes of a key and its value, or -1 if it does not exist."""
         return self._kvs.size_of(namespace, key)
@@ -299,7 +324,7 @@ class ClusterMetadata:
     @property
     def nbytes(self) -> int:
         """Bytes allocated for columns. Dictionaries (tags, nodes, keys) are not included."""
-        return self._streams.nbytes + self._objects.nbytes
+        return self._streams.nbytes + self._objects.nbytes + self._producers.nbytes
 
     def node(self, node_id: int) -> Node | None:
         """Return a node, or None if it never registered or was forgotten."""
@@ -364,6 +389,11 @@ class ClusterMetadata:
         ends.update(zip(live.tolist(), self._streams.end_offsets(live).tolist(), strict=True))
         return ends
 
+    def has_idle_producer(self, before_ms: int, from_ms: int) -> bool:
+        """Return whether a producer was last used between these times."""
+        stream_id, _ = self._producers.list_expired(before_ms, 1, from_ms)
+        return len(stream_id) > 0
+
     @property
     def deletion_hold(self) -> maintenance.DeletionHold:
         """The replicated deletion hold."""
@@ -384,68 +414,42 @@ class ClusterMetadata:
         streams, uploads = self._stream_decisions, self._uploads
         upkeep, nodes = self._upkeep, self._nodes
         return {
-            requests.CreateStreams: _without_time(streams.create),
-            requests.OpenStreams: _without_time(streams.open),
-            requests.CloseStreams: _without_time(streams.close),
-            requests.TrimStreams: _without_time(streams.trim),
-            requests.DeleteStreams: _with_time(self._decide_delete_streams),
-            requests.AbandonUploads: _without_time(streams.abandon),
-            requests.ReleaseStreams: _without_time(streams.release),
-            requests.GetOpeningStreams: _without_time(self._decide_opening),
-            requests.PrepareObjects: _with_time(self._decide_prepare),
+            requests.CreateStreams: without_time(streams.create),
+            requests.OpenStreams: without_time(streams.open),
+            requests.CloseStreams: without_time(streams.close),
+            requests.TrimStreams: without_time(streams.trim),
+            requests.DeleteStreams: with_time(self._decide_delete_streams),
+            requests.AbandonUploads: without_time(streams.abandon),
+            requests.ReleaseStreams: without_time(streams.release),
+            requests.GetOpeningStreams: without_time(self._node_decisions.open_streams),
+            requests.IssueProducerIds: without_time(as_list(self._producer_decisions.issue)),
+            requests.ExpireProducers: with_time(as_list(self._producer_decisions.expire)),
+            requests.PrepareObjects: with_time(self._decide_prepare),
             requests.CommitStreamSetObject: self._decide_stream_set_object,
-            requests.CommitUploads: _with_time(uploads.decide_batch),
+            requests.CommitUploads: with_time(uploads.decide_batch),
             requests.CommitStreamObject: self._decide_stream_object,
-            requests.ExpireObjects: _with_time(_as_list(upkeep.decide_expire)),
-            requests.RemoveObjects: _without_time(_as_list(upkeep.decide_remove)),
-            requests.SweepDeletedStreams: _with_time(_as_list(upkeep.decide_sweep)),
-            requests.DestroyDeadStreamSetObjects: _with_time(_as_list(upkeep.decide_destroy_dead)),
-            requests.HoldDeletions: _with_time(_as_list(upkeep.decide_hold)),
-            requests.ClaimBucket: _without_time(_as_list(self._bucket_claim.decide)),
-            requests.SetFeatureLevel: _without_time(_as_list(self._feature_level.decide)),
-            requests.AdoptObjects: _with_time(self._adoption.decide),
-            requests.FinishRestore: _without_time(_as_list(self._recovery.decide_finish)),
-            requests.RegisterNode: _without_time(_as_list(nodes.decide_register)),
-            requests.UnregisterNode: _without_time(_as_list(self._decide_unregister)),
-            requests.GetNextNodeId: _without_time(_as_list(nodes.decide_next_id)),
-            requests.SetNodeLock: _without_time(_as_list(nodes.decide_lock)),
-            requests.SuperviseNode: _without_time(_as_list(nodes.decide_supervise)),
-            requests.AssignRecoveries: _without_time(nodes.decide_recoveries),
-            requests.PutKVs: lambda request, _, offset: _as_list(self._kvs.decide_put)(
+            requests.ExpireObjects: with_time(as_list(upkeep.decide_expire)),
+            requests.RemoveObjects: without_time(as_list(upkeep.decide_remove)),
+            requests.SweepDeletedStreams: with_time(as_list(upkeep.decide_sweep)),
+            requests.DestroyDeadStreamSetObjects: with_time(as_list(upkeep.decide_destroy_dead)),
+            requests.HoldDeletions: with_time(as_list(upkeep.decide_hold)),
+            requests.ClaimBucket: without_time(as_list(self._bucket_claim.decide)),
+            requests.SetFeatureLevel: without_time(as_list(self._feature_level.decide)),
+            requests.AdoptObjects: with_time(self._adoption.decide),
+            requests.FinishRestore: without_time(as_list(self._recovery.decide_finish)),
+            requests.RegisterNode: without_time(as_list(nodes.decide_register)),
+            requests.UnregisterNode: without_time(as_list(self._node_decisions.unregister)),
+            requests.GetNextNodeId: without_time(as_list(nodes.decide_next_id)),
+            requests.SetNodeLock: without_time(as_list(nodes.decide_lock)),
+            requests.SuperviseNode: without_time(as_list(nodes.decide_supervise)),
+            requests.AssignRecoveries: without_time(nodes.decide_recoveries),
+            requests.PutKVs: lambda request, _, offset: as_list(self._kvs.decide_put)(
                 request, offset
             ),
-            requests.DeleteKVs: _with_time(self._decide_delete_keys),
-            requests.CommitNamedObjects: _with_time(self._named.decide_commit),
-            requests.DeleteNamedObjects: _with_time(self._named.decide_delete),
+            requests.DeleteKVs: with_time(self._decide_delete_keys),
+            requests.CommitNamedObjects: with_time(self._named.decide_commit),
+            requests.DeleteNamedObjects: with_time(self._named.decide_delete),
         }
-
-    def _decide_opening(
-        self, request: requests.GetOpeningStreams
-    ) -> tuple[Sequence[Record], answers.GetOpeningStreamsAnswer]:
-        record: rec.NodeEpochSet | None = None
-        error = ErrorCode.NONE
-        # Later pages and recoverers must not move the epoch: they only read.
-        if request.page.page_token or request.recoverer is not None:
-            error = self._nodes.check(
-                request.node, fence_failover=False, recoverer=request.recoverer
-            )
-        if error is ErrorCode.NONE and not request.page.page_token:
-            record, error = self._nodes.decide_epoch(request.node, failover=request.failover)
-        if error is not ErrorCode.NONE:
-            return (), answers.GetOpeningStreamsAnswer(error=error)
-
-        answer = self._reads.opening_streams(request.node.node_id, request.page)
-        changes = record is not None and answer.error is ErrorCode.NONE
-        return (record,) if record is not None and changes else (), answer
-
-    def _decide_unregister(
-        self, request: requests.UnregisterNode
-    ) -> tuple[rec.NodeUnregistered | None, answers.ErrorAnswer]:
-        node_id = request.node.node_id
-        # An open stream may have data that is not uploaded yet.
-        owes = self._streams.open_count(node_id) > 0
-        owes = owes or len(self._streams.active_uploads(node_id)) > 0
-        return self._nodes.decide_unregister(request.node, owes_streams=owes)
 
     def _decide_prepare(
         self, request: requests.PrepareObjects, now_ms: int
@@ -542,9 +546,12 @@ class ClusterMetadata:
             rec.NodeSupervised: nodes.replay_supervised,
             rec.RecoveryAssigned: nodes.replay_recovery_assigned,
             rec.KVsDeleted: self._kvs.replay_deleted,
+            rec.ProducerBatchesCommitted: self._producers.replay_batches,
+            rec.ProducerIdsIssued: self._producers.replay_issued,
+            rec.ProducersExpired: self._producers.replay_expired,
         }
         # Only versions of values depend on the log offset.
-        replayers = {kind: _ignore_offset(replay) for kind, replay in anywhere.items()}
+        replayers = {kind: ignore_offset(replay) for kind, replay in anywhere.items()}
         return {**replayers, rec.KVsPut: self._kvs.replay_put}
 
     def _replay_destroyed(self, record: rec.ObjectsDestroyed, undo: Undo) -> None:
@@ -557,28 +564,6 @@ class ClusterMetadata:
         self._nodes.replay_unregistered(record, undo)
 
 
-def _ignore_offset(replay: Callable[[Any, Undo], None]) -> Callable[[Any, int, Undo], None]:
-    return lambda record, _offset, undo: replay(record, undo)
-
-
 def _undo(actions: Undo) -> None:
     for action in reversed(actions):
         action()
-
-
-def _with_time(decide: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda request, now_ms, _offset: decide(request, now_ms)
-
-
-def _without_time(decide: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda request, _now_ms, _offset: decide(request)
-
-
-def _as_list(decide: Callable[..., tuple[Record | None, Any]]) -> Callable[..., Any]:
-    """Adapt a decision of at most one record to a sequence of records."""
-
-    def decide_many(*args: Any) -> tuple[Sequence[Record], Any]:
-        record, answer = decide(*args)
-        return () if record is None else (record,), answer
-
-    return decide_many

@@ -13,6 +13,7 @@ from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata.api import answer_budget as budget
 from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.api import object_listings as listings
+from streammeta.controller.metadata.api.object_slices import ObjectQuery, ObjectQueryColumns
 from streammeta.controller.metadata.decisions.maintenance import BucketClaim
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
 from streammeta.controller.metadata.registries.object_descriptions import ObjectDescriptions
@@ -54,7 +55,7 @@ class Reads:
         """
         asked = request.queries
         results: Sequence[answers.ObjectList]
-        if isinstance(asked, requests.ObjectQueryColumns):
+        if isinstance(asked, ObjectQueryColumns):
             results = self._slices_of_each(asked)
         else:
             results, _ = budget.take_fitting(map(self._slices, asked), budget.object_list_bytes)
@@ -62,7 +63,7 @@ class Reads:
             budget.require_all(len(results), len(asked), "queries", "set may_stop")
         return answers.GetObjectsAnswer(results=results)
 
-    def _slices_of_each(self, asked: requests.ObjectQueryColumns) -> answers.ObjectLists:
+    def _slices_of_each(self, asked: ObjectQueryColumns) -> answers.ObjectLists:
         """Answer many queries by vector operations, as many as fit."""
         error = np.full(len(asked), int(ErrorCode.STREAM_NOT_EXIST))
         low, high, lost_end = (np.full(len(asked), NONE_ID) for _ in range(3))
@@ -100,7 +101,7 @@ class Reads:
             slices=self._objects.slices_in(rows[: bounds[-1]]),
         )
 
-    def _slices(self, query: requests.ObjectQuery) -> answers.ObjectList:
+    def _slices(self, query: ObjectQuery) -> answers.ObjectList:
         stream_id = query.stream_id
         if not self._streams.exists(stream_id):
             return answers.ObjectList(error=ErrorCode.STREAM_NOT_EXIST)

@@ -27,11 +27,11 @@ from streammeta.controller.grpc_server.limits import CONNECTIONS_MAX
 from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.journal.directory import check_identity, read_identity
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.lifecycle import sweeps
 from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.failover import Failover, Heartbeats
-from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.registries.limits import QUOTAS, MetadataLimits
 from streammeta.controller.monitoring.http.probes import Phase
@@ -292,21 +292,19 @@ class ControllerNode:
         )
 
     def _new_failover(self, clock: Clock) -> Failover:
+        per_target = self._config.recoveries_per_node
         return Failover(
-            self._controller,
-            self._sessions,
-            self._heartbeats,
-            clock,
-            per_target=self._config.recoveries_per_node,
+            self._controller, self._sessions, self._heartbeats, clock, per_target=per_target
         )
 
     def _sweeps(self, store: ObjectStore) -> tuple[LifecycleTask, ...]:
         config = self._config
         return (
-            Expiry(self._controller, config.lifecycle_interval_ms),
-            StreamSweep(self._controller, config.lifecycle_interval_ms),
-            SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
-            UploadSweep(
+            sweeps.Expiry(self._controller, config.lifecycle_interval_ms),
+            sweeps.StreamSweep(self._controller, config.lifecycle_interval_ms),
+            sweeps.ProducerExpiry(self._controller, config.sweep_interval_ms),
+            sweeps.SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
+            sweeps.UploadSweep(
                 self._controller,
                 store,
                 config.namespace,

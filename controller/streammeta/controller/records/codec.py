@@ -166,6 +166,7 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
 }
 _PARALLEL_TYPES = (rec.Int64Column, tuple[str, ...], tuple[bytes, ...])
 _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
+    rec.StreamsCreated: ("shared",),
     rec.StreamsClosed: ("end_offset",),
     rec.StreamSetObjectsCommitted: (*rec.FACT_COLUMNS, "content_digest"),
     rec.StreamObjectsCommitted: rec.FACT_COLUMNS,

@@ -29,9 +29,10 @@ FACT_COLUMNS = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamsCreated:
-    """Appends `count` closed, empty streams (epoch -1, offsets 0) and remembers the request.
+    """Appends `count` empty streams (offsets 0) and remembers the request.
 
-    `tags` has one entry per stream, or none.
+    `tags` has one entry per stream, or none. `shared` is 1 for a shared stream (epoch 0) and 0 for
+    an owned one (closed, epoch -1), or empty: all are owned.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class StreamsCreated:
     first_stream_id: int
     count: int
     tags: tuple[Tags, ...] = ()
+    shared: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -371,6 +373,39 @@ class KVsDeleted:
     keys: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProducerBatchesCommitted:
+    """Remembers batches of idempotent producers, in commit order.
+
+    A producer may have several batches in a stream, with consecutive sequences. A larger epoch
+    drops the batches of the one before. The commit's time becomes the producer's last use.
+    """
+
+    committed_at_ms: int
+    stream_id: Int64Column
+    producer_id: Int64Column
+    producer_epoch: Int64Column
+    first_sequence: Int64Column
+    record_count: Int64Column
+    start_offset: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProducerIdsIssued:
+    """Issues `count` producer ids, the first of which is the metadata's next producer id."""
+
+    first_producer_id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProducersExpired:
+    """Forgets the states of producers in streams."""
+
+    stream_id: Int64Column
+    producer_id: Int64Column
+
+
 Record: TypeAlias = (
     StreamsCreated
     | StreamsOpened
@@ -404,4 +439,7 @@ Record: TypeAlias = (
     | NodeEpochSet
     | KVsPut
     | KVsDeleted
+    | ProducerBatchesCommitted
+    | ProducerIdsIssued
+    | ProducersExpired
 )

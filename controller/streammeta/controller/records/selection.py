@@ -116,6 +116,7 @@ def _cut_created(record: rec.StreamsCreated, selection: Selection) -> Sequence[R
             first_stream_id=record.first_stream_id + int(run[0]),
             count=len(run),
             tags=record.tags[int(run[0]) : int(run[-1]) + 1],
+            shared=record.shared[int(run[0]) : int(run[-1]) + 1],
         )
         for run in runs
     ]
@@ -313,4 +314,7 @@ _RULES: dict[type, _Rule] = {
     rec.RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _select_by_two_nodes),
     rec.KVsPut: _Rule(frozenset({Kind.KV}), _cut_keys),
     rec.KVsDeleted: _Rule(frozenset({Kind.KV}), _cut_keys),
+    rec.ProducerBatchesCommitted: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.ProducerIdsIssued: _Rule(frozenset({Kind.STREAM}), _keep_unless_bound),
+    rec.ProducersExpired: _Rule(frozenset({Kind.STREAM}), _cut_rows),
 }

@@ -7,7 +7,8 @@ same until its stream passes it or is deleted.
 
 The index is at the end of an object, so the check takes a short read of each candidate and a call
 to the leader for many of them. An object without a footer in two reads contains no records and may
-be deleted. An object with a footer that can't be read is kept.
+be deleted. An object with a footer that can't be read is kept. The offsets of a relative object
+were assigned by its commit, so it is ahead for certain only if it has more offsets than its stream.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def _read_index(store: ObjectStore, candidate: Candidate) -> _LastEntries | Judg
     """Read the last entries of a candidate, or return its outcome if it has none."""
     try:
         # A store may return wrong bytes once, so one read does not prove that the footer is absent.
-        last = read_last_entries(store, candidate.key, candidate.size)
-        last = last or read_last_entries(store, candidate.key, candidate.size)
+        last = read_last_entries(store, candidate.key, candidate.size).entries
+        last = last or read_last_entries(store, candidate.key, candidate.size).entries
     except ObjectNotFoundError:
         return Judged(candidate, Outcome.GONE)
     except StorageError as error:

@@ -107,7 +107,9 @@ def _check_form(store: ObjectStore, key: str, kind: int, size: int) -> None:
     if kind == common_pb2.OBJECT_KIND_COMPOSITE:
         composite.decode_composite(store.get_range(key), source=key)
         return
-    reader = object_reader.ObjectReader(key, size)
+    # Only commits of stream set objects assign offsets. Elsewhere they would be taken for absolute.
+    may_be_relative = kind == common_pb2.OBJECT_KIND_STREAM_SET
+    reader = object_reader.ObjectReader(key, size, accept_relative=may_be_relative)
     while (wanted := reader.needed) is not None:
         reader.receive(store.get_range(key, wanted.start, wanted.end))
 

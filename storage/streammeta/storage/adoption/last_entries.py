@@ -6,6 +6,7 @@ Reads the end of the object in one or two requests, and no records. `ahead` eval
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,9 +23,19 @@ INDEX_BYTES_MAX = 16 << 20
 _MAGIC_BYTES = 8
 
 
-def read_last_entries(
-    store: ObjectStore, key: str, size: int
-) -> tuple[index_block.IndexEntry, ...]:
+@dataclass(frozen=True, slots=True)
+class LastEntries:
+    """The last entry of each stream in an index.
+
+    The offsets of a `relative` object count from 0. Its commit assigned the same or larger ones, so
+    only an entry that is ahead proves anything.
+    """
+
+    entries: tuple[IndexEntry, ...] = ()
+    relative: bool = False
+
+
+def read_last_entries(store: ObjectStore, key: str, size: int) -> LastEntries:
     """Return the last entry of each stream in the index of an object of `size` bytes.
 
     Bytes without the magic of an object at their end have no entries, because no reader can have
@@ -35,23 +46,25 @@ def read_last_entries(
     bytes. StorageError: the store can't be read.
     """
     if size < index_block.FOOTER_SIZE:
-        return ()
+        return LastEntries()
 
     # Footer and index usually fit one request.
     tail = tail_guess(size, key)
     end = check_length(tail, store.get_range(key, tail.start, tail.end), key)
     # Foreign bytes end with anything. Only the magic makes an unreadable object an error.
     magic = int.from_bytes(end[-_MAGIC_BYTES:], "big")
-    if magic == index_block.NORMAL_MAGIC:
-        return _last_of_streams(_read_index(store, key, size, end))
+    if magic in (index_block.NORMAL_MAGIC, index_block.RELATIVE_MAGIC):
+        index = _read_index(store, key, size, end)
+        return LastEntries(_last_of_streams(index), magic == index_block.RELATIVE_MAGIC)
     if magic == index_block.COMPOSITE_MAGIC:
         _check_length(key, size)
-        return _last_of_streams(decode_composite(store.get_range(key), source=key, noted=[]).index)
-    return ()
+        composite = decode_composite(store.get_range(key), source=key, noted=[])
+        return LastEntries(_last_of_streams(composite.index))
+    return LastEntries()
 
 
 def _read_index(store: ObjectStore, key: str, size: int, end: memoryview) -> index_block.IndexBlock:
-    reader = ObjectReader(key, size, noted=[])
+    reader = ObjectReader(key, size, noted=[], accept_relative=True)
     reader.receive(end)
     if (wanted := reader.needed) is not None:
         _check_length(key, wanted.end - wanted.start)
@@ -78,7 +91,8 @@ def _last_of_streams(index: index_block.IndexBlock) -> tuple[index_block.IndexEn
 #
 # Metadata that was rolled back has forgotten later commits. It takes their objects for
 # uncommitted uploads, although their records were acknowledged. The offsets reveal them, because
-# the streams end before them. Pure.
+# the streams end before them. A relative object reveals less: it is ahead for certain only if it
+# has more offsets than its stream. Pure.
 
 
 def entries_ahead(entries: Iterable[IndexEntry], ends: Mapping[int, int]) -> tuple[IndexEntry, ...]:

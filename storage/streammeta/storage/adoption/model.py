@@ -124,6 +124,8 @@ class Why(StrEnum):
     """The offsets before them are in no object."""
     NEW_STREAM = "new-stream"
     """The stream was created after the restored point."""
+    RELATIVE = "relative"
+    """The object is of shared streams. Only its commit, which was lost, knew their offsets."""
     UNREADABLE = "unreadable"
     """The object is damaged."""
 

@@ -109,21 +109,28 @@ def _read(
     key = key_for(stored.object_id, namespace)
     data = memoryview(store.get_range(key))
     try:
+        reader = _opened(key, data)
+        if reader.relative:
+            return model.LeftBehind(stored.object_id, -1, -1, -1, model.Why.RELATIVE)
         return model.Candidate(
-            stored.object_id, len(data), tuple(_runs(stored.object_id, key, data))
+            stored.object_id, len(data), tuple(_runs(stored.object_id, reader, data))
         )
     except CorruptObjectError:
-        # A composite has no records, so the reader of normal objects rejects it.
+        # A composite has no records, so the reader of other objects rejects it.
         why = model.Why.COMPOSITE if _is_composite(key, data) else model.Why.UNREADABLE
         return model.LeftBehind(stored.object_id, -1, -1, -1, why)
 
 
-def _runs(object_id: int, key: str, data: memoryview) -> Iterator[model.StoredRun]:
-    """Yield the runs of an object's records, by stream, then offset."""
-    reader = ObjectReader(key, len(data))
+def _opened(key: str, data: memoryview) -> ObjectReader:
+    """Return a reader that has read the index of an object."""
+    reader = ObjectReader(key, len(data), accept_relative=True)
     while (wanted := reader.needed) is not None:
         reader.receive(data[wanted.start : wanted.end])
+    return reader
 
+
+def _runs(object_id: int, reader: ObjectReader, data: memoryview) -> Iterator[model.StoredRun]:
+    """Yield the runs of an object's records, by stream, then offset."""
     run: list[model.Entry] = []
     stream_id = -1
     for entry in reader.index:

@@ -37,7 +37,8 @@ class ObjectOutline:
 
     `footer` is None if unreadable. `entries` are complete if `is_sound`, and may otherwise break
     any rule. `links` belong to a composite, whose entries are in other objects. `deviations` were
-    tolerated, or are None if the object was read strictly.
+    tolerated, or are None if the object was read strictly. In a relative object all offsets count
+    from 0 in each stream, as in the bytes.
     """
 
     source: str
@@ -52,6 +53,11 @@ class ObjectOutline:
     def is_composite(self) -> bool:
         """Whether the footer says that this is a composite object."""
         return self.footer is not None and self.footer.composite
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the footer says that the offsets count from 0 in each stream."""
+        return self.footer is not None and self.footer.relative
 
     @property
     def is_sound(self) -> bool:
@@ -95,7 +101,9 @@ def _read_outline(
         start = max(0, size - index_block.FOOTER_SIZE)
         tail = fetch(start, size) if size > start else b""
         again = Source(source, noted=None if noted is None else [])  # noted by the reader below
-        footer = index_block.decode_footer(memoryview(tail), size, composite=None, source=again)
+        footer = index_block.decode_footer(
+            memoryview(tail), size, composite=None, accept_relative=True, source=again
+        )
     except CorruptObjectError as fault:
         return ObjectOutline(source, size, None, (), (), (fault,))
 
@@ -104,7 +112,7 @@ def _read_outline(
             data = check_length(ByteRange(0, size), fetch(0, size), source)
             composite = decode_composite(data, source=source, noted=noted)
             return ObjectOutline(source, size, footer, tuple(composite.index), composite.links, ())
-        reader = ObjectReader(source, size, noted)
+        reader = ObjectReader(source, size, noted, accept_relative=True)
         while (needed := reader.needed) is not None:
             reader.receive(fetch(needed.start, needed.end))
         return ObjectOutline(source, size, footer, tuple(reader.index), (), ())

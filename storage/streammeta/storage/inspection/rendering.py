@@ -28,6 +28,8 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
     if outline.footer is not None:
         yield f"indexStartPosition: {outline.footer.index_position}"
         yield f"indexBlockLength: {outline.footer.index_size}"
+    if outline.is_relative:
+        yield "relative: true, to offsets add the start of the stream's range in the metadata"
 
     first = 0
     for link in outline.links:
@@ -173,11 +175,13 @@ def outline_document(outline: ObjectOutline, object_id: int | None) -> dict[str,
     """Return a document of footer, links, index and ranges."""
     footer = outline.footer and asdict(outline.footer)
     kind = footer and ("composite" if footer.pop("composite") else "normal")
+    relative = footer and footer.pop("relative")
     return {
         "source": outline.source,
         "object_id": object_id,
         "size": outline.size,
         "kind": kind,
+        "relative": relative,
         "footer": footer,
         "links": [
             {

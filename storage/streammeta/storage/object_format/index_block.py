@@ -3,8 +3,9 @@
 Index entries have 36 bytes: big-endian i64 stream id, i64 start offset, i32 end offset delta, i32
 record count, i64 block position, i32 size. An object may have tens of thousands, so they stay
 columns, and only search results become values. The footer is the last 48 bytes: i64 index position,
-i32 index size, 28 zero bytes, u64 magic that distinguishes normal and composite objects. Does no
-I/O.
+i32 index size, 28 zero bytes, u64 magic that distinguishes normal, composite and relative objects.
+The offsets of a relative object count from 0 in each stream, without gaps. The metadata has the
+base to add: the start of the stream's range in the object. Does no I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,8 @@ from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, INT64_MAX
 FOOTER_SIZE = 48
 NORMAL_MAGIC = 0x88E241B785F4CFF7
 COMPOSITE_MAGIC = 0x88E241B785F4CFF8
+RELATIVE_MAGIC = 0x88E241B785F4CFF9
+"""A magic of its own, so that a reader that knows no bases refuses the object."""
 
 _FOOTER = struct.Struct(">qi28sQ")
 _RESERVED = bytes(28)
@@ -38,11 +41,19 @@ class Footer:
     index_position: int
     index_size: int
     composite: bool = False
+    relative: bool = False
 
 
 def encode_footer(footer: Footer) -> bytes:
-    """Encode `footer` in 48 bytes. Raises `ValueError` if a number does not fit its field."""
-    magic = COMPOSITE_MAGIC if footer.composite else NORMAL_MAGIC
+    """Encode `footer` in 48 bytes.
+
+    Raises `ValueError` if a number does not fit its field, or for a relative composite.
+    """
+    if footer.composite and footer.relative:
+        raise ValueError("a composite object links absolute offsets, it can't be relative")
+    magic = NORMAL_MAGIC
+    if footer.composite or footer.relative:
+        magic = COMPOSITE_MAGIC if footer.composite else RELATIVE_MAGIC
     try:
         return _FOOTER.pack(footer.index_position, footer.index_size, _RESERVED, magic)
     except struct.error as error:
@@ -52,13 +63,20 @@ def encode_footer(footer: Footer) -> bytes:
 
 
 def decode_footer(
-    data: memoryview, object_size: int, *, composite: bool | None, source: Source = UNNAMED
+    data: memoryview,
+    object_size: int,
+    *,
+    composite: bool | None,
+    accept_relative: bool = False,
+    source: Source = UNNAMED,
 ) -> Footer:
     """Decode the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
 
-    `composite` is the required kind of the object, or None for either. `source` has the origin 0.
-    Raises `CorruptObjectError` if the footer is cut short, has another magic, uses the reserved
-    bytes (a deviation), or names an index that does not end at the footer.
+    `composite` is the required kind of the object, or None for either. `accept_relative` is for
+    callers that add the bases: others must not take the offsets of a relative object for absolute
+    ones. `source` has the origin 0. Raises `CorruptObjectError` if the footer is cut short, has
+    another magic, uses the reserved bytes (a deviation), or names an index that does not end at the
+    footer.
     """
     position = object_size - FOOTER_SIZE
     if position < 0 or len(data) < FOOTER_SIZE:
@@ -72,6 +90,8 @@ def decode_footer(
     index_position, index_size, reserved, magic = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     kinds = (False, True) if composite is None else (composite,)
     magics = [COMPOSITE_MAGIC if kind else NORMAL_MAGIC for kind in kinds]
+    if accept_relative and False in kinds:
+        magics.append(RELATIVE_MAGIC)
     if magic not in magics:
         raise source.corrupt(
             position + _MAGIC_POSITION,
@@ -92,7 +112,9 @@ def decode_footer(
             f"one that ends at {position}, where the footer starts",
         )
 
-    return Footer(index_position, index_size, magic == COMPOSITE_MAGIC)
+    return Footer(
+        index_position, index_size, magic == COMPOSITE_MAGIC, relative=magic == RELATIVE_MAGIC
+    )
 
 
 INDEX_ENTRY_SIZE = 36
@@ -131,6 +153,14 @@ class IndexEntry:
     def payload_size(self) -> int:
         """Payload bytes, as if the entry were one block."""
         return self.size - BLOCK_HEADER_SIZE - self.record_count * RECORD_HEADER_SIZE
+
+    def shifted(self, base: int) -> IndexEntry:
+        """Return the entry with `base` added to its offsets."""
+        if not base:
+            return self
+        return replace(
+            self, start_offset=self.start_offset + base, end_offset=self.end_offset + base
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +256,11 @@ class IndexBlock:
         """Bytes of all blocks of all entries."""
         return sum(self._sizes)
 
+    def end_of(self, stream_id: int) -> int:
+        """Return the end of a stream's last entry, 0 without one."""
+        stop = bisect_right(self._streams, stream_id)
+        return self._ends[stop - 1] if stop and self._streams[stop - 1] == stream_id else 0
+
     def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> FindResult:
         """Find the entries that contain `[start, end)` of a stream, from the one with `start` on.
 
@@ -272,13 +307,14 @@ def _view(column: array[int]) -> _Column:
 
 
 def decode_index(
-    data: memoryview, *, data_size: int | None, source: Source = UNNAMED
+    data: memoryview, *, data_size: int | None, relative: bool = False, source: Source = UNNAMED
 ) -> IndexBlock:
     """Decode an index block that fills `data` exactly. `source` is the origin of `data`.
 
     `data_size` is the number of data bytes before it, which the entries must cover from 0 without
-    gaps. It is None for a composite object, whose entries point into other objects. Raises
-    `CorruptObjectError`, naming the first entry that breaks a rule.
+    gaps. It is None for a composite object, whose entries point into other objects. In a `relative`
+    object each stream starts at 0 and has no gaps. Raises `CorruptObjectError`, naming the first
+    entry that breaks a rule.
     """
     if len(data) % INDEX_ENTRY_SIZE:
         raise source.corrupt(
@@ -294,6 +330,8 @@ def decode_index(
     ]
     if data_size is not None:
         rules.append((_tiling_faults(table), "a position where the entry before ends"))
+    if relative:
+        rules.append((_relative_faults(table), _RELATIVE_RULE))
 
     for faults, rule in rules:
         _check(faults, table, rule, source)
@@ -348,6 +386,20 @@ def _order_faults(table: NDArray[np.void]) -> _Mask:
     ends = starts + table["end_delta"]
     same = streams[1:] == streams[:-1]
     faults[1:] = (streams[1:] < streams[:-1]) | (same & (starts[1:] < ends[:-1]))
+    return faults
+
+
+_RELATIVE_RULE = (
+    "a start at 0 or where the stream's previous entry ends, as in every relative object"
+)
+
+
+def _relative_faults(table: NDArray[np.void]) -> _Mask:
+    streams, starts = table["stream_id"], table["start_offset"].astype(np.int64)
+    wanted = np.zeros(len(table), dtype=np.int64)
+    ends = starts + table["end_delta"]
+    wanted[1:] = np.where(streams[1:] == streams[:-1], ends[:-1], 0)
+    faults: _Mask = starts != wanted
     return faults
 
 

@@ -63,15 +63,25 @@ class ObjectReader:
     first range is a guess at the tail, 8192 bytes and 36 more for each full MiB. An index that
     starts before it takes one more range, never a third. Raises `CorruptObjectError` if the size is
     too small for an object. Deviations (see `storage.errors`) are errors unless a list `noted`
-    collects them.
+    collects them. Relative objects are rejected unless the caller, which then adds the bases, sets
+    `accept_relative`.
     """
 
-    def __init__(self, source: str, object_size: int, noted: list[Deviation] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        object_size: int,
+        noted: list[Deviation] | None = None,
+        *,
+        accept_relative: bool = False,
+    ) -> None:
         self._source = Source(source, noted=noted)
         self._size = object_size
+        self._accept_relative = accept_relative
         self._needed: ByteRange | None = tail_guess(object_size, source)
         self._footer: index_block.Footer | None = None
         self._index: index_block.IndexBlock | None = None
+        self._relative = False
 
     @property
     def needed(self) -> ByteRange | None:
@@ -86,6 +96,11 @@ class ObjectReader:
                 f"index of {self._source.name} is not read yet, receive {self._needed} first"
             )
         return self._index
+
+    @property
+    def relative(self) -> bool:
+        """Whether the offsets count from 0 in each stream, once `index` is known."""
+        return self._relative
 
     def receive(self, data: bytes | memoryview) -> None:
         """Process the bytes of the range in `needed`.
@@ -102,7 +117,13 @@ class ObjectReader:
         if self._footer is not None and source.noted is not None:
             source = replace(source, noted=[])  # noted at the first reading
 
-        footer = index_block.decode_footer(view, self._size, composite=False, source=source)
+        footer = index_block.decode_footer(
+            view,
+            self._size,
+            composite=False,
+            accept_relative=self._accept_relative,
+            source=source,
+        )
         if self._footer is None:
             # A damaged footer must not cause a read of gigabytes.
             self._check_place(footer)
@@ -126,8 +147,10 @@ class ObjectReader:
         self._index = index_block.decode_index(
             view[at : at + footer.index_size],
             data_size=footer.index_position,
+            relative=footer.relative,
             source=Source(source.name, footer.index_position),
         )
+        self._relative = footer.relative
         self._needed = None
 
     def block_range(self, entry: index_block.IndexEntry) -> ByteRange:
@@ -137,7 +160,7 @@ class ObjectReader:
     def records(
         self, entry: index_block.IndexEntry, data: bytes | memoryview
     ) -> list[record_format.RecordBatch]:
-        """Decode the records of `entry` from its bytes `data`.
+        """Decode the records of `entry`, with the offsets in the object, from its bytes `data`.
 
         Raises `CorruptObjectError` if the bytes break the format or contradict the index.
         """
@@ -164,14 +187,17 @@ def read_entry(
     data: memoryview,
     source: str,
     noted: list[Deviation] | None = None,
+    *,
+    base: int = 0,
 ) -> list[record_format.RecordBatch]:
     """Decode the blocks of `entry` and compare them with it: stream, offsets, record count.
 
-    An entry covers exactly its records, so their offsets have no gap. Raises `CorruptObjectError`.
-    Deviations are errors unless a list `noted` collects them.
+    An entry covers exactly its records, so their offsets have no gap. `entry` and the records have
+    absolute offsets, the bytes `base` less. Raises `CorruptObjectError`. Deviations are errors
+    unless a list `noted` collects them.
     """
     place = Source(source, entry.position, noted)
-    records = record_format.decode_blocks(data, place)
+    records = record_format.decode_blocks(data, place, shift=base)
     if len(records) != entry.record_count:
         what = "number of records in the blocks of an index entry"
         raise place.corrupt(0, what, len(records), f"{entry.record_count}, as in the index")

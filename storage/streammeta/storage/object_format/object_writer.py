@@ -58,6 +58,8 @@ class ObjectWriter:
     A part consists of whole blocks, as many as needed to reach `part_size` bytes. Only the last
     part, with index and footer, may be smaller. The boundaries of parts do not change the bytes of
     the object. With `checksum`, the writer computes the CRC-32C of all parts as they are requested.
+
+    In a `relative` object each stream starts at offset 0 and has no gaps.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ObjectWriter:
         *,
         part_size: int = DEFAULT_PART_SIZE,
         checksum: bool = False,
+        relative: bool = False,
     ) -> None:
         for name, value in (
             ("block_size_threshold", block_size_threshold),
@@ -77,6 +80,7 @@ class ObjectWriter:
         self._threshold = block_size_threshold
         self._part_size = part_size
         self._checksum = ObjectChecksum() if checksum else None
+        self._relative = relative
         # See the class: the count continues over writes, as in AutoMQ's writer.
         self._payload_since_cut = 0
         self._full: deque[list[bytes]] = deque()
@@ -97,8 +101,8 @@ class ObjectWriter:
         """Append records of one stream, ascending by offset. An empty write does nothing.
 
         Raises `ValueError`, without a change, if the records belong to several streams or to a
-        smaller stream than the last write, overlap, or have a field out of range. Raises
-        `RuntimeError` after `finish`.
+        smaller stream than the last write, overlap, or have a field out of range. In a relative
+        object also if they leave a gap. Raises `RuntimeError` after `finish`.
         """
         if self._size is not None:
             raise RuntimeError("the object is finished and rejects further records")
@@ -121,7 +125,7 @@ class ObjectWriter:
             raise RuntimeError("the object is finished already")
         if not self._entries:
             raise ValueError("the object has no records, expected at least one. Call write() first")
-        trailer = encode_trailer(self._entries, self._data_size)
+        trailer = encode_trailer(self._entries, self._data_size, relative=self._relative)
         self._filling.append(trailer)
         self._full.append(self._filling)
         self._filling = []
@@ -165,6 +169,7 @@ class ObjectWriter:
         """
         stream_id = records[0].stream_id
         next_offset = self._lowest_offset(stream_id)
+        contiguous = self._relative
         block = _Block([], records[0].base_offset, records[0].base_offset, 0)
         blocks, chunks, length = [block], block.chunks, 0
         threshold, since_cut, is_cut = self._threshold, self._payload_since_cut, False
@@ -176,6 +181,7 @@ class ObjectWriter:
                 if (
                     record.stream_id != stream_id
                     or base < next_offset
+                    or (contiguous and base != next_offset)
                     or count < 1
                     or record.epoch < 0
                     or size > record_format.MAX_PAYLOAD_SIZE
@@ -253,13 +259,16 @@ class ObjectWriter:
         self._ranges.append(index_block.StreamRange(stream_id, start, end))
 
 
-def encode_trailer(entries: Sequence[index_block.IndexEntry], data_size: int) -> bytes:
+def encode_trailer(
+    entries: Sequence[index_block.IndexEntry], data_size: int, *, relative: bool = False
+) -> bytes:
     """Encode index and footer after blocks of `data_size` bytes.
 
     Raises `ValueError` if an entry does not fit its fields.
     """
     index = index_block.encode_index(entries)
-    return index + index_block.encode_footer(index_block.Footer(data_size, len(index)))
+    footer = index_block.Footer(data_size, len(index), relative=relative)
+    return index + index_block.encode_footer(footer)
 
 
 def _invalid_record(
@@ -282,6 +291,12 @@ def _invalid_record(
             f"record payload length is {len(record.payload)}, expected"
             f" 0..{record_format.MAX_PAYLOAD_SIZE}, the most that one data block can hold and a JVM"
             " can read"
+        )
+
+    if record.base_offset > next_offset:
+        return ValueError(
+            f"stream {stream_id} base offset is {record.base_offset}, expected {next_offset}: the"
+            " offsets of a relative object start at 0 and have no gaps"
         )
 
     return ValueError(

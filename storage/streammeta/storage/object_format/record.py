@@ -21,7 +21,8 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 _RECORD_HEADER = struct.Struct(">Bqqqii")
-_SIZE_POSITION = 29
+_BASE_OFFSET = struct.Struct(">q")
+_BASE_POSITION, _SIZE_POSITION = 17, 29
 
 pack_record_header = _RECORD_HEADER.pack
 """Encode magic, stream id, epoch, base offset, count and payload length. Checks only their width:
@@ -111,14 +112,21 @@ def decode_record(data: memoryview, at: int, *, source: Source = UNNAMED) -> Rec
 
 
 def decode_records(
-    data: memoryview, at: int, count: int, records: list[RecordBatch], source: Source
+    data: memoryview,
+    at: int,
+    count: int,
+    records: list[RecordBatch],
+    source: Source,
+    shift: int = 0,
 ) -> int:
     """Append the `count` consecutive records from `data[at]` to `records`, and return their end.
 
-    Raises the error of `decode_record`, after appending the records before the faulty one.
+    `shift`, 0 or more, is added to their offsets. Raises the error of `decode_record`, after
+    appending the records before the faulty one.
     """
     # Local names: this loop decodes every record that a broker reads.
     unpack, add, end = _RECORD_HEADER.unpack_from, records.append, len(data)
+    highest = INT64_MAX - shift
     for _ in range(count):
         start = at + RECORD_HEADER_SIZE
         if start > end:
@@ -132,10 +140,10 @@ def decode_records(
             # Records without offsets would make two records start at one offset.
             or offsets < 1
             or stream_id | epoch | base < 0  # negative if any of them is
-            or base > INT64_MAX - offsets
+            or base > highest - offsets
         ):
             raise _fault(data, at, source)
-        record = _Unfrozen(stream_id, epoch, base, offsets, data[start:stop].tobytes())
+        record = _Unfrozen(stream_id, epoch, base + shift, offsets, data[start:stop].tobytes())
         # See `_Unfrozen`.
         record.__class__ = RecordBatch  # type: ignore[assignment]
         add(record)  # type: ignore[arg-type]
@@ -246,8 +254,10 @@ def decode_block_header(
     return BlockHeader(count, length)
 
 
-def decode_blocks(data: memoryview, source: Source = UNNAMED) -> list[RecordBatch]:
-    """Decode all records of the blocks that fill `data` exactly.
+def decode_blocks(
+    data: memoryview, source: Source = UNNAMED, *, shift: int = 0
+) -> list[RecordBatch]:
+    """Decode all records of the blocks that fill `data` exactly. `shift` is added to their offsets.
 
     Raises `CorruptObjectError` if data is cut short, left over, or breaks the format. `source`
     names the origin of `data` in the message.
@@ -257,14 +267,61 @@ def decode_blocks(data: memoryview, source: Source = UNNAMED) -> list[RecordBatc
     while at < len(data):
         header = decode_block_header(data, at, source=source)
         start, stop = at + BLOCK_HEADER_SIZE, at + BLOCK_HEADER_SIZE + header.data_length
-        at = decode_records(data[:stop], start, header.record_count, records, source)
-        # Bytes after the last record belong to no offset, so a count that is too small would hide
-        # records.
-        if at != stop:
-            raise source.corrupt(
-                at,
-                f"rest after the last of {header.record_count} records of a block",
-                f"{stop - at} bytes",
-                "0 bytes",
-            )
+        at = decode_records(data[:stop], start, header.record_count, records, source, shift)
+        _check_rest(at, stop, header.record_count, source)
     return records
+
+
+def _check_rest(at: int, stop: int, record_count: int, source: Source) -> None:
+    """Raise if a block has bytes after its last record.
+
+    Such bytes belong to no offset, so a count that is too small would hide records.
+    """
+    if at != stop:
+        raise source.corrupt(
+            at,
+            f"rest after the last of {record_count} records of a block",
+            f"{stop - at} bytes",
+            "0 bytes",
+        )
+
+
+def shift_blocks(
+    data: memoryview, stream_id: int, start_offset: int, shift: int, source: Source = UNNAMED
+) -> int:
+    """Add `shift` to the offsets of all records in the blocks that fill the writable `data`.
+
+    Before, they are consecutive records of one stream from `start_offset` on. Returns where they
+    end afterwards. Nothing else changes, and no payload is copied. `shift` may be negative.
+    Raises `CorruptObjectError`, with some offsets changed, if the blocks are damaged or have other
+    records.
+    """
+    at, next_offset = 0, start_offset
+    while at < len(data):
+        header = decode_block_header(data, at, source=source)
+        at += BLOCK_HEADER_SIZE
+        stop = at + header.data_length
+        block = data[:stop]
+        for _ in range(header.record_count):
+            if stop - at < RECORD_HEADER_SIZE:
+                raise _fault(block, at, source)
+            magic, stream, epoch, base, count, length = _RECORD_HEADER.unpack_from(block, at)
+            after = at + RECORD_HEADER_SIZE + length
+            if magic != RECORD_MAGIC or length < 0 or after > stop or count < 1 or epoch < 0:
+                raise _fault(block, at, source)
+            if (
+                stream != stream_id
+                or base != next_offset
+                or not 0 <= base + shift <= INT64_MAX - count
+            ):
+                raise source.corrupt(
+                    at + 1,
+                    "record to move to other offsets",
+                    f"of stream {stream} at offset {base}",
+                    f"stream {stream_id} at offset {next_offset}, within 64 bits after {shift:+}",
+                )
+            _BASE_OFFSET.pack_into(data, at + _BASE_POSITION, base + shift)
+            next_offset = base + count
+            at = after
+        _check_rest(at, stop, header.record_count, source)
+    return next_offset + shift

@@ -10,7 +10,7 @@ from typing import Any
 from streammeta.brokers.kafka.calls.topic_calls import change_all, put_topic
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Topic
-from streammeta.brokers.kafka.cluster.topic_configs import DEFAULTS, LISTS, checked, type_of
+from streammeta.brokers.kafka.cluster.topic_configs import DEFAULTS, LISTS, checked_change, type_of
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.kafka.protocol.wire import Request, Tree
 
@@ -102,7 +102,7 @@ async def alter_configs(broker: Broker, request: Request) -> Tree:
     """Replace all settings of topics. Unnamed settings get their defaults."""
 
     def replaced(topic: Topic, configs: Sequence[Any]) -> Mapping[str, str]:
-        return checked({config.name: _value(config) for config in configs})
+        return checked_change(topic.configs, {row.name: _value(row) for row in configs})
 
     return await _alter(broker, request, replaced)
 
@@ -114,7 +114,7 @@ async def incremental_alter_configs(broker: Broker, request: Request) -> Tree:
         values = dict(topic.configs)
         for config in configs:
             _apply(values, config)
-        return checked(values)
+        return checked_change(topic.configs, values)
 
     return await _alter(broker, request, changed)
 

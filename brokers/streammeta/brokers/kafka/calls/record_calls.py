@@ -14,12 +14,14 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.broker import Broker, Log
 from streammeta.brokers.kafka.cluster.refused_batches import TOPIC_MAX
+from streammeta.brokers.kafka.diskless.partition import DisklessAppend, DisklessPartition
 from streammeta.brokers.kafka.protocol.codes import NO_TRANSACTIONS, Code, KafkaError, code_of
 from streammeta.brokers.kafka.protocol.wire import Request, Tree
 from streammeta.brokers.partition.errors import PartitionError
-from streammeta.brokers.partition.log import Appended, PartitionLog
+from streammeta.brokers.partition.log import Appended
+from streammeta.brokers.partition.state import Entry
 from streammeta.brokers.partition.time_search import offset_by_time
 from streammeta.client.errors import BrokerClientError, StorageError
 from streammeta.rpc import tracing
@@ -29,7 +31,12 @@ FAILURES = (KafkaError, PartitionError, BrokerClientError, StorageError)
 """Errors that become the answer of an item."""
 
 _RETRIED = frozenset(
-    (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.STORAGE_ERROR)
+    (
+        Code.NOT_LEADER_OR_FOLLOWER,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+        Code.STORAGE_ERROR,
+        Code.REQUEST_TIMED_OUT,
+    )
 )
 """Errors after which an idempotent producer resends the same batch."""
 _LATEST, _EARLIEST = -1, -2
@@ -86,8 +93,8 @@ class _Produced:
     topic: str
     partition: int
     records: bytes
-    log: PartitionLog | None = None
-    appended: Appended | None = None
+    log: Log | None = None
+    appended: Appended | DisklessAppend | None = None
     refused: Exception | None = None
 
 
@@ -98,7 +105,7 @@ async def _admit(broker: Broker, item: _Produced) -> None:
         broker.refused.note(item.topic, item.partition, item.records)
         raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer is missing")
     try:
-        log = broker.log_of(item.topic, item.partition)
+        log = broker.served(item.topic, item.partition)
         item.log, item.appended = log, await log.append(item.records)
     except FAILURES as error:
         if code_of(error) in _RETRIED:
@@ -109,12 +116,12 @@ async def _admit(broker: Broker, item: _Produced) -> None:
 
 
 def _note_failed(broker: Broker, item: _Produced, durable: asyncio.Future[None]) -> None:
-    """Record immediately that a log failed to store a batch.
+    """Record immediately that a log failed to store a batch which its producer will resend.
 
     The answer may come much later, because of other partitions of the request, or may have been
     sent at its timeout. By then the log may be open again and accept the following batches.
     """
-    if durable.cancelled() or durable.exception() is not None:
+    if _code_of_append(durable) in _RETRIED:
         broker.refused.note(item.topic, item.partition, item.records)
 
 
@@ -187,8 +194,15 @@ def _outcome(item: _Produced) -> Code:
         return code_of(item.refused)
     if not item.appended.durable.done():
         return Code.REQUEST_TIMED_OUT
-    failed = item.appended.durable.exception() is not None
-    return Code.NOT_LEADER_OR_FOLLOWER if failed else Code.NONE
+    return _code_of_append(item.appended.durable)
+
+
+def _code_of_append(durable: asyncio.Future[None]) -> Code:
+    """Return the outcome of an append that has ended."""
+    if durable.cancelled():
+        return Code.NOT_LEADER_OR_FOLLOWER
+    error = durable.exception()
+    return Code.NONE if error is None else code_of(error)
 
 
 def _produce_row(item: _Produced) -> Tree:
@@ -219,7 +233,7 @@ async def _answer_fetch(broker: Broker, body: Any) -> Tree:
     span = tracing.begin("streammeta.kafka.Fetch")
     with contextlib.ExitStack() as stack:
         stack.enter_context(span.current())
-        for log in _logs(broker, body):
+        for log, _ in _places(broker, body):
             # Watch before the first read: a record appended in between must wake this call.
             stack.enter_context(log.watched(changed.set))
         while True:
@@ -251,19 +265,33 @@ def _end_fetch(span: OpenSpan, responses: Sequence[Tree], size: int) -> None:
     span.end(errors, {"partitions": len(rows), "bytes": size})
 
 
-def _logs(broker: Broker, body: Any) -> list[PartitionLog]:
+def _places(broker: Broker, body: Any) -> list[tuple[Log, int]]:
+    """Return what serves the partitions of a Fetch, with the offsets."""
     found = []
     for topic in body.topics:
         for item in topic.partitions:
             with contextlib.suppress(KafkaError):
-                found.append(broker.log_of(topic.topic, item.partition))
+                found.append((broker.served(topic.topic, item.partition), item.fetch_offset))
     return found
+
+
+async def _look_up_ends(broker: Broker, body: Any) -> None:
+    """Look the ends of diskless partitions up together, where a read may find nothing."""
+    unknown = [
+        log
+        for log, offset in _places(broker, body)
+        if isinstance(log, DisklessPartition) and log.may_end_at(offset)
+    ]
+    # A read of one partition looks its end up itself. Failures recur there too.
+    if len(unknown) > 1:
+        await asyncio.gather(*(log.catch_up() for log in unknown), return_exceptions=True)
 
 
 async def _fetch_once(broker: Broker, body: Any) -> tuple[Sequence[Tree], int, bool]:
     # Kafka's own bound on a Fetch. A client's larger value would exhaust this broker's memory.
     left = min(body.max_bytes, _FETCH_MAX_BYTES)
     size, has_error, asked = 0, False, 0
+    await _look_up_ends(broker, body)
     responses: list[Tree] = []
     for topic in body.topics:
         rows = []
@@ -292,13 +320,15 @@ async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_fir
     }
     try:
         epoch = getattr(item, "current_leader_epoch", -1)
-        log = broker.log_of(topic, item.partition, epoch)
+        log = broker.served(topic, item.partition, epoch)
         wanted = min(item.partition_max_bytes, left)
         data = b""
         if wanted > 0 or is_first:
             # KIP-74: the first batch is returned even if it exceeds the limit, so that a consumer
             # progresses.
             data = await log.read(item.fetch_offset, max(wanted, 1))
+        elif isinstance(log, DisklessPartition) and log.high_watermark < 0:
+            await log.catch_up()
         row |= {
             "high_watermark": log.high_watermark,
             # Without transactions every durable record is stable.
@@ -325,16 +355,29 @@ async def _offset_row(broker: Broker, topic: str, item: Any) -> Tree:
     row = {"partition_index": item.partition_index, "error_code": Code.NONE}
     try:
         epoch = getattr(item, "current_leader_epoch", -1)
-        log = broker.log_of(topic, item.partition_index, epoch)
+        log = broker.served(topic, item.partition_index, epoch)
+        await _catch_up(log)
         if item.timestamp == _LATEST:
             time, offset = -1, log.high_watermark
         elif item.timestamp == _EARLIEST:
             time, offset = -1, log.start_offset
         else:
-            time, offset = await offset_by_time(log, item.timestamp) or (-1, -1)
+            time, offset = await _offset_by_time(log, item.timestamp) or (-1, -1)
         return {**row, "timestamp": time, "offset": offset, "leader_epoch": log.epoch_at(offset)}
     except FAILURES as error:
         return {**row, "error_code": code_of(error), "timestamp": -1, "offset": -1}
+
+
+async def _catch_up(log: Log) -> None:
+    """Learn the bounds of a partition that others write too."""
+    if isinstance(log, DisklessPartition):
+        await log.catch_up()
+
+
+async def _offset_by_time(log: Log, timestamp: int) -> Entry | None:
+    if isinstance(log, DisklessPartition):
+        return await log.offset_by_time(timestamp)
+    return await offset_by_time(log, timestamp)
 
 
 async def offset_for_leader_epoch(broker: Broker, request: Request) -> Tree:
@@ -345,7 +388,8 @@ async def offset_for_leader_epoch(broker: Broker, request: Request) -> Tree:
         for item in topic.partitions:
             row: dict[str, Any] = {"partition": item.partition, "error_code": Code.NONE}
             try:
-                log = broker.log_of(topic.topic, item.partition, item.current_leader_epoch)
+                log = broker.served(topic.topic, item.partition, item.current_leader_epoch)
+                await _catch_up(log)
                 epoch, end = log.end_of_epoch(item.leader_epoch)
                 row |= {"leader_epoch": epoch, "end_offset": end}
             except FAILURES as error:
@@ -363,7 +407,8 @@ async def delete_records(broker: Broker, request: Request) -> Tree:
         for item in topic.partitions:
             row: dict[str, Any] = {"partition_index": item.partition_index}
             try:
-                log = broker.log_of(topic.name, item.partition_index)
+                log = broker.served(topic.name, item.partition_index)
+                await _catch_up(log)
                 start = await log.trim(log.high_watermark if item.offset == -1 else item.offset)
                 row |= {"error_code": Code.NONE, "low_watermark": start}
             except FAILURES as error:

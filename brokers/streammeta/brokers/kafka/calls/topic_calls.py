@@ -12,13 +12,14 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Topic
 from streammeta.brokers.kafka.cluster.keys import deleted_key, leader_key, topic_key
-from streammeta.brokers.kafka.cluster.topic_configs import checked
+from streammeta.brokers.kafka.cluster.topic_configs import DISKLESS, checked, is_diskless
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.kafka.protocol.wire import Request, Tree
 from streammeta.brokers.partition.log_clock import wall_clock_ms
@@ -191,8 +192,10 @@ def _row_of_id(
 
 
 def _is_new(broker: Broker, name: str) -> bool:
-    """Return whether a topic has a partition that never had a leader."""
+    """Return whether a topic has a partition that never had a leader, or has no stream yet."""
     topic = broker.view.topics.get(name)
+    if topic is not None and topic.is_diskless:
+        return topic.provided < topic.partitions
     places = ((topic.topic_id, partition) for partition in range(topic.partitions)) if topic else ()
     return any(place not in broker.view.leaders for place in places)
 
@@ -213,7 +216,7 @@ async def _wait_for_leaders(broker: Broker, names: Sequence[str]) -> None:
 
 def _brokers(broker: Broker, id_field: str) -> Sequence[Tree]:
     return [
-        {id_field: node_id, "host": endpoint.host, "port": endpoint.port, "rack": None}
+        {id_field: node_id, "host": endpoint.host, "port": endpoint.port, "rack": endpoint.rack}
         for node_id, endpoint in sorted(broker.view.brokers.items())
     ]
 
@@ -225,8 +228,7 @@ def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code], version: i
         return {"error_code": code, "name": name, "partitions": ()}
 
     rows = []
-    for partition in range(topic.partitions):
-        leader = broker.view.leader(topic, partition)
+    for partition, leader in enumerate(broker.leaders_of(topic)):
         node_id = -1 if leader is None else leader.node_id
         replicas = () if leader is None else (node_id,)
         rows.append(
@@ -279,6 +281,7 @@ async def create_topics(broker: Broker, request: Request) -> Tree:
     async def create(item: Any) -> None:
         count = _partition_count(broker, item)
         configs = checked({config.name: config.value for config in item.configs})
+        _check_kind(broker, configs)
         _check_new(broker, item.name)
         if not body.validate_only:
             await _create(broker, item.name, count, configs)
@@ -322,6 +325,12 @@ def _check_count(count: int) -> None:
     if not 1 <= count <= PARTITIONS_MAX:
         message = f"{count} partitions, expected 1 to {PARTITIONS_MAX}"
         raise KafkaError(Code.INVALID_PARTITIONS, message)
+
+
+def _check_kind(broker: Broker, configs: Mapping[str, str]) -> None:
+    if is_diskless(configs) and broker.diskless is None:
+        message = f"{DISKLESS} needs brokers that are started with --shared, this one is not"
+        raise KafkaError(Code.INVALID_CONFIG, message)
 
 
 def _check_new(broker: Broker, name: str) -> None:
@@ -368,7 +377,7 @@ async def create_partitions(broker: Broker, request: Request) -> Tree:
             message = f"the topic has {topic.partitions} partitions. Ask for more"
             raise KafkaError(Code.INVALID_PARTITIONS, message)
         _check_new_assignments(item, topic.partitions)
-        grown = Topic(topic.name, topic.topic_id, int(item.count), topic.configs)
+        grown = replace(topic, partitions=int(item.count))
         if body.validate_only:
             return
         await put_topic(broker, topic, grown)

@@ -12,15 +12,29 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streammeta.brokers.kafka.cluster.cluster import ClusterView, Leader, Topic, read_view
+from streammeta.brokers.kafka.cluster.cluster import (
+    ClusterView,
+    Endpoint,
+    Leader,
+    Topic,
+    read_view,
+)
 from streammeta.brokers.kafka.cluster.cluster_watch import close_streams_of, watch_cluster
 from streammeta.brokers.kafka.cluster.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.cluster.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
 from streammeta.brokers.kafka.cluster.refused_batches import RefusedBatches
+from streammeta.brokers.kafka.cluster.shared_streams import (
+    chosen_places,
+    provide_streams,
+    shared_partitions,
+)
 from streammeta.brokers.kafka.cluster.topic_configs import log_config
+from streammeta.brokers.kafka.diskless.partition import LEADER_EPOCH, DisklessPartition
+from streammeta.brokers.kafka.diskless.partitions import DisklessPartitions
+from streammeta.brokers.kafka.diskless.placement import choose_broker
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.kafka.protocol.tally import BrokerTally
 from streammeta.brokers.partition import opening
@@ -47,13 +61,25 @@ _CLOSES_MAX = 32
 
 _log = logging.getLogger(__name__)
 
+SHARED_PRODUCERS_FROM = 2**40
+"""First producer id of brokers with shared streams. Smaller ones are reserved in a key.
+
+The controllers number the ids that they issue from 0, and the key does too.
+"""
+
 Place = tuple[str, int]
 """Topic id and partition."""
+
+Log = PartitionLog | DisklessPartition
+"""What serves a partition: its leader's log, or any broker's view of a shared stream."""
 
 
 @dataclass
 class Broker:
-    """One broker of a Kafka cluster. Create it with `open`; `close` hands its partitions over."""
+    """One broker of a Kafka cluster. Create it with `open`; `close` hands its partitions over.
+
+    `diskless` are the partitions without leaders, None on a broker that does not serve them.
+    """
 
     client: StreamClient
     keys: Keys
@@ -62,6 +88,8 @@ class Broker:
     tally: BrokerTally = field(default_factory=BrokerTally)
     default_partitions: int = 1
     creates_topics: bool = True
+    rack: str | None = None
+    diskless: DisklessPartitions | None = None
     view: ClusterView = field(default_factory=ClusterView)
     logs: dict[Place, PartitionLog] = field(default_factory=dict)
     refused: RefusedBatches = field(default_factory=RefusedBatches)
@@ -82,22 +110,40 @@ class Broker:
 
     @classmethod
     async def open(
-        cls, client: StreamClient, host: str, port: int, tally: BrokerTally | None = None
+        cls,
+        client: StreamClient,
+        host: str,
+        port: int,
+        tally: BrokerTally | None = None,
+        *,
+        rack: str | None = None,
+        is_shared: bool = False,
     ) -> Broker:
-        """Join the cluster with the advertised address. `client` needs a node id."""
+        """Join the cluster with the advertised address. `client` needs a node id.
+
+        With `is_shared` it serves diskless topics. Raises `RejectedError` for that below feature
+        level 5.
+        """
         described = await client.controllers.describe_cluster()
         keys = Keys(client.controllers, described.cluster_id)
         node = client.session.node
         broker = cls(client, keys, described.cluster_id, node.node_id, tally or BrokerTally())
+        broker.rack = rack
+        if is_shared:
+            broker.diskless = DisklessPartitions(client)
+            # Before others see it: below the feature level this fails.
+            broker._producer_ids = await broker._reserve_producer_ids()
         # Streams of a former process of this node block their new leaders until they are closed.
         inherited = [stream.stream_id for stream in client.inherited]
         if inherited:
             await client.close_streams(inherited)
-        address = {"host": host, "port": port, "node_epoch": node.node_epoch}
-        await keys.put({f"broker/{node.node_id}": address})
+        address = Endpoint(host, port, node.node_epoch, rack, is_shared)
+        await keys.put({f"broker/{node.node_id}": address.document()})
         await broker.refresh()
         news = watch_cluster(client, keys, broker._view_changed.set)
         broker._tasks = [asyncio.create_task(broker._run()), asyncio.create_task(news)]
+        if broker.diskless is not None:
+            broker._tasks.append(asyncio.create_task(broker.diskless.follow()))
         return broker
 
     @property
@@ -111,7 +157,12 @@ class Broker:
         return sum(not self.is_available(*place) for place in self.view.partitions())
 
     def is_available(self, topic: Topic, partition: int) -> bool:
-        """Return whether a partition has a live leader, and is open if this broker leads it."""
+        """Return whether a partition has a live leader, and is open if this broker leads it.
+
+        Any live broker leads a partition of a diskless topic.
+        """
+        if topic.is_diskless:
+            return partition < topic.provided and bool(self.view.servers(self.rack))
         leader = self.view.leader(topic, partition)
         if leader is None or leader.node_id != self.node_id:
             return leader is not None
@@ -190,28 +241,56 @@ class Broker:
             raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
         return found
 
+    def leaders_of(self, topic: Topic) -> Sequence[Leader | None]:
+        """Return the live leader of each partition of a topic, or the one to name as such."""
+        if not topic.is_diskless:
+            return [self.view.leader(topic, partition) for partition in range(topic.partitions)]
+        nodes, provided = self.view.servers(self.rack), topic.provided
+        return [
+            Leader(choose_broker(nodes, topic.topic_id, partition), LEADER_EPOCH)
+            if nodes and partition < provided
+            else None
+            for partition in range(topic.partitions)
+        ]
+
     def log_of(self, name: str, partition: int, leader_epoch: int = -1) -> PartitionLog:
         """Return the log of a partition that this broker leads. Raises `KafkaError`."""
+        log = self.logs.get(self._place_of(name, partition))
+        if log is None or not log.is_writable:
+            raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER)
+        _check_epoch(log.epoch, leader_epoch)
+        return log
+
+    def served(self, name: str, partition: int, leader_epoch: int = -1) -> Log:
+        """Return what serves a partition that this broker leads or shares. Raises `KafkaError`."""
+        place = self._place_of(name, partition)
+        shared = None if self.diskless is None else self.diskless.get(place)
+        if shared is None:
+            return self.log_of(name, partition, leader_epoch)
+        _check_epoch(shared.epoch, leader_epoch)
+        return shared
+
+    def _place_of(self, name: str, partition: int) -> Place:
         topic = self.topic(name)
         if not 0 <= partition < topic.partitions:
             raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        log = self.logs.get((topic.topic_id, partition))
-        if log is None or not log.is_writable:
-            raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER)
-        if 0 <= leader_epoch < log.epoch:
-            raise KafkaError(Code.FENCED_LEADER_EPOCH)
-        if leader_epoch > log.epoch:
-            raise KafkaError(Code.UNKNOWN_LEADER_EPOCH)
-        return log
+        return topic.topic_id, partition
 
     async def next_producer_id(self) -> int:
         """Return a producer id that no other broker of the cluster assigns."""
         async with self._producer_lock:
             if not self._producer_ids:
-                first = await self.keys.reserve_producer_ids()
-                self._producer_ids = range(first, first + PRODUCER_BLOCK)
+                self._producer_ids = await self._reserve_producer_ids()
             taken, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
             return taken
+
+    async def _reserve_producer_ids(self) -> range:
+        if self.diskless is None:
+            first = await self.keys.reserve_producer_ids()
+        else:
+            issued = await self.client.session.issue_producer_ids(PRODUCER_BLOCK)
+            first = SHARED_PRODUCERS_FROM + issued.start
+        return range(first, first + PRODUCER_BLOCK)
 
     # -- the view
 
@@ -238,6 +317,13 @@ class Broker:
             # interval.
             if self.view.controller == self.node_id and await self._appoint():
                 await self._read()
+            if self.diskless is not None:
+                # One broker provides the streams of new partitions.
+                if min(self.view.servers(None), default=-1) == self.node_id and (
+                    await provide_streams(self.client, self.keys, self.view.topics.values())
+                ):
+                    await self._read()
+                self.diskless.configure(shared_partitions(self.view.topics.values()))
             # Close before open: a lost partition's next leader waits for its streams.
             await self._close_lost()
             self._configure()
@@ -389,6 +475,8 @@ class Broker:
             await delete_streams_of_deleted(self.client, self.keys, living, wall_clock_ms())
 
     async def _housekeep(self) -> None:
+        if self.diskless is not None:
+            await self.diskless.retain(chosen_places(self.view, self.node_id))
         for place, log in list(self.logs.items()):
             try:
                 await log.housekeep()
@@ -396,3 +484,11 @@ class Broker:
                 _log.warning(
                     "retention of %s-%d failed, retrying at the next round: %s", *place, error
                 )
+
+
+def _check_epoch(epoch: int, leader_epoch: int) -> None:
+    """Raise `KafkaError` if a client knows another leader epoch. It may know none, -1."""
+    if 0 <= leader_epoch < epoch:
+        raise KafkaError(Code.FENCED_LEADER_EPOCH)
+    if leader_epoch > epoch:
+        raise KafkaError(Code.UNKNOWN_LEADER_EPOCH)

@@ -1,5 +1,7 @@
 """View of a Kafka cluster: live brokers, topics, leaders, and appointments of missing leaders.
 
+A diskless topic has no leaders. Its partitions are shared streams, whose ids its key contains.
+
 A view is read from keys and from the controllers' sessions, and may be outdated. Correctness does
 not depend on it: the epoch of its streams fences a leader, and the version that was read guards a
 change.
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.brokers.kafka.cluster.keys import Keys
+from streammeta.brokers.kafka.cluster.topic_configs import is_diskless
 from streammeta.client import NodeDescription, NodeIdentity
 from streammeta.client.parts import ControllerClient
 from streammeta.storage.cluster_files.wal_config import NO_LOG
@@ -21,26 +24,89 @@ from streammeta.storage.cluster_files.wal_config import NO_LOG
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address at which clients reach a broker, and the epoch of its process."""
+    """Address at which clients reach a broker, and the epoch of its process.
+
+    `is_shared` brokers serve the partitions of diskless topics.
+    """
 
     host: str
     port: int
     node_epoch: int
+    rack: str | None = None
+    is_shared: bool = False
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the JSON value of its key."""
+        value: dict[str, Any] = {
+            "host": self.host,
+            "port": self.port,
+            "node_epoch": self.node_epoch,
+        }
+        if self.rack is not None:
+            value["rack"] = self.rack
+        if self.is_shared:
+            value["shared"] = True
+        return value
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Endpoint:
+        """Return the endpoint in the JSON value of a key."""
+        return cls(
+            value["host"],
+            value["port"],
+            value["node_epoch"],
+            value.get("rack"),
+            value.get("shared", False),
+        )
+
+
+Run = tuple[int, int]
+"""Consecutive stream ids: the first, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic with its id, partitions and settings."""
+    """A topic with its id, partitions and settings.
+
+    `streams` are the shared streams of a diskless topic in the order of its partitions. The
+    streams of the newest partitions may be missing.
+    """
 
     name: str
     topic_id: str
     partitions: int
     configs: Mapping[str, str]
     version: int = 0
+    streams: Sequence[Run] = ()
 
     def document(self) -> Mapping[str, Any]:
         """Return the JSON value of its key."""
-        return {"id": self.topic_id, "partitions": self.partitions, "configs": dict(self.configs)}
+        value: dict[str, Any] = {
+            "id": self.topic_id,
+            "partitions": self.partitions,
+            "configs": dict(self.configs),
+        }
+        # The key of another topic stays as older brokers write it.
+        if self.streams:
+            value["streams"] = [list(run) for run in self.streams]
+        return value
+
+    @property
+    def is_diskless(self) -> bool:
+        """Whether its partitions are shared streams, without leaders."""
+        return is_diskless(self.configs)
+
+    @property
+    def provided(self) -> int:
+        """Number of partitions that have a shared stream."""
+        return sum(count for _, count in self.streams)
+
+    @property
+    def stream_ids(self) -> Sequence[int]:
+        """Ids of the shared streams, by partition."""
+        return [
+            stream_id for first, count in self.streams for stream_id in range(first, first + count)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +135,18 @@ class ClusterView:
     recoveries: Mapping[int, Sequence[NodeIdentity]] = field(default_factory=dict)
 
     def partitions(self) -> Iterator[tuple[Topic, int]]:
-        """Iterate over all partitions of all topics."""
+        """Iterate over all partitions that have leaders, which diskless topics do not."""
         for topic in self.topics.values():
+            if topic.is_diskless:
+                continue
             for partition in range(topic.partitions):
                 yield topic, partition
+
+    def servers(self, rack: str | None) -> tuple[int, ...]:
+        """Return the nodes that serve diskless topics, only from a rack if it has any."""
+        shared = {node for node, endpoint in self.brokers.items() if endpoint.is_shared}
+        near = {node for node in shared if rack is not None and self.brokers[node].rack == rack}
+        return tuple(sorted(near or shared))
 
     def leader(self, topic: Topic, partition: int) -> Leader | None:
         """Return the leader of a partition if it is alive."""
@@ -161,10 +235,7 @@ async def read_view(
     nodes = await controllers.describe_nodes()
     # The nodes are read after the keys, so a broker whose key was just written counts as alive.
     alive = _living(nodes, own)
-    brokers = {
-        int(node): Endpoint(value["host"], value["port"], value["node_epoch"])
-        for node, (value, _) in listed.items()
-    }
+    brokers = {int(node): Endpoint.of(value) for node, (value, _) in listed.items()}
     return ClusterView(
         {
             node: endpoint
@@ -173,13 +244,15 @@ async def read_view(
             # leader.
             if alive.get(node) == endpoint.node_epoch
         },
-        {
-            name: Topic(name, value["id"], value["partitions"], value["configs"], version)
-            for name, (value, version) in topics.items()
-        },
+        {name: _topic_of(name, value, version) for name, (value, version) in topics.items()},
         {_place(key): Leader(v["leader"], v["epoch"], at) for key, (v, at) in leaders.items()},
         _recoveries(nodes),
     )
+
+
+def _topic_of(name: str, value: Mapping[str, Any], version: int) -> Topic:
+    streams = tuple((first, count) for first, count in value.get("streams", ()))
+    return Topic(name, value["id"], value["partitions"], value["configs"], version, streams)
 
 
 def _place(key: str) -> tuple[str, int]:

@@ -33,6 +33,9 @@ LISTS = (
 )
 """Settings with list values, which a client may append to."""
 
+DISKLESS = "diskless.enable"
+"""Setting of topics without leaders. It is given when the topic is created, and never changes."""
+
 _FIXED = ("cleanup.policy", "message.timestamp.type")
 _LOWEST = {"message.timestamp.after.max.ms": 0, "retention.ms": -1, "retention.bytes": -1}
 _CODECS = ("uncompressed", "none", "gzip", "snappy", "lz4", "zstd", "producer")
@@ -135,10 +138,13 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
     for name, value in configs.items():
         if value is None:
             continue
-        if name in _KEPT:
+        if name == DISKLESS:
+            if not _is_flag(value):
+                raise _invalid(f"{name} is {value[:_NAMED_MAX]!r}, expected true or false")
+        elif name in _KEPT:
             _check_kept(name, value)
         elif name not in DEFAULTS:
-            known = ", ".join(sorted({*DEFAULTS, *_KEPT}))
+            known = ", ".join(sorted({*DEFAULTS, *_KEPT, DISKLESS}))
             raise _invalid(f"{name[:_NAMED_MAX]} is unknown, expected one of {known}")
         elif name in _FIXED:
             if value != DEFAULTS[name]:
@@ -149,12 +155,31 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
             _check_number(name, value)
         found[name] = value
 
+    if is_diskless(found) and int(found.get("retention.bytes", "-1")) >= 0:
+        raise _invalid(f"retention.bytes has no effect with {DISKLESS}. Set retention.ms")
     return found
+
+
+def is_diskless(configs: Mapping[str, str]) -> bool:
+    """Return whether a topic with these settings has no leaders."""
+    return configs.get(DISKLESS, "false").lower() == "true"
+
+
+def checked_change(before: Mapping[str, str], configs: Mapping[str, str | None]) -> dict[str, str]:
+    """Return validated new settings of a topic, which keeps its kind if they do not name it.
+
+    Raises `KafkaError` (INVALID_CONFIG), also for a change of the kind.
+    """
+    kind = {DISKLESS: before[DISKLESS]} if DISKLESS in before else {}
+    after = checked({**kind, **configs})
+    if is_diskless(before) != is_diskless(after):
+        raise _invalid(f"{DISKLESS} can't be changed. Create another topic")
+    return after
 
 
 def type_of(name: str) -> int:
     """Return the type of a setting as numbered by DescribeConfigs."""
-    check, _ = _KEPT.get(name, (None, ""))
+    check, _ = _KEPT.get(name, (_is_flag if name == DISKLESS else None, ""))
     if name in LISTS:
         return _LIST
     if name in _INTS or name.endswith(".level"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from streammeta.brokers.partition import errors as partition
+from streammeta.client import errors as client
 
 NO_TRANSACTIONS = "transactions are not supported. Produce without a transactional id"
 
@@ -80,10 +81,22 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (partition.OffsetOutOfRangeError, Code.OFFSET_OUT_OF_RANGE),
     (partition.PartitionFailedError, Code.NOT_LEADER_OR_FOLLOWER),
     (partition.PartitionClosedError, Code.NOT_LEADER_OR_FOLLOWER),
+    (client.OffsetTrimmedError, Code.OFFSET_OUT_OF_RANGE),
+    (client.StreamNotFoundError, Code.UNKNOWN_TOPIC_OR_PARTITION),
+    (client.LimitExceededError, Code.MESSAGE_TOO_LARGE),
+    (client.OutOfOrderSequenceError, Code.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (client.ProducerFencedError, Code.INVALID_PRODUCER_EPOCH),
+    (client.OutcomeUnknownError, Code.REQUEST_TIMED_OUT),
+    # Without the offset of the first batch, which may not be committed yet.
+    (client.DuplicateBatchError, Code.REQUEST_TIMED_OUT),
+    # Another broker takes the batch.
+    (client.NodeFencedError, Code.NOT_LEADER_OR_FOLLOWER),
+    (client.NodeNotRegisteredError, Code.NOT_LEADER_OR_FOLLOWER),
+    (client.WriterClosedError, Code.NOT_LEADER_OR_FOLLOWER),
 )
 
 
-def code_of(error: Exception) -> Code:
+def code_of(error: BaseException) -> Code:
     """Return the code for an error, `STORAGE_ERROR` for an unknown one."""
     if isinstance(error, KafkaError):
         return error.code

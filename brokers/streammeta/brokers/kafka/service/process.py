@@ -134,7 +134,8 @@ class KafkaConfig:
     advertised address. `listen_tls` are the files of the TLS listener. Clients must present
     certificates of its authorities, unless `users` names a file of users: then they authenticate by
     SASL/PLAIN and need no certificate. The files may be replaced at run time. `http`, host and
-    port, is the address of probes and metrics.
+    port, is the address of probes and metrics. A broker that `is_shared` serves topics without
+    leaders, from feature level 5 on. It names brokers of its `rack` as their leaders.
     """
 
     controllers: Sequence[str]
@@ -151,6 +152,8 @@ class KafkaConfig:
     listen_tls: TlsFiles | None = None
     users: Path | None = None
     http: tuple[str, int] | None = None
+    rack: str | None = None
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +327,19 @@ async def _run_incarnation(
 ) -> Exception:
     """Serve as a new process of the node, and return the error that fenced it."""
     # A fenced process may no longer upload, so closing the writer must not wait long.
-    writer = WriterConfig(linger_s=config.linger_s, close_deadline_s=_WRITER_CLOSE_TIMEOUT_S)
+    writer = WriterConfig(
+        linger_s=config.linger_s,
+        shared_linger_ms=round(config.linger_s * 1000),
+        close_deadline_s=_WRITER_CLOSE_TIMEOUT_S,
+    )
     settings = StreamClientConfig(writer=writer, session_timeout_s=config.session_s)
     client = await StreamClient.open(
         config.controllers, config.store, node_id=config.node_id, tls=config.tls, config=settings
     )
     async with client:
-        broker = await Broker.open(client, *address, router.tally)
+        broker = await Broker.open(
+            client, *address, router.tally, rack=config.rack, is_shared=config.is_shared
+        )
         broker.default_partitions = config.default_partitions
         broker.creates_topics = config.creates_topics
         async with Groups(broker) as groups:

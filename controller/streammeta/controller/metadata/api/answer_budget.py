@@ -47,6 +47,7 @@ _ENTRY_BYTES = 32
 _LISTED_BYTES = 4_096
 _ERROR_BYTES = 2
 _TRIM_BYTES = 12
+_SHARED_ROW_BYTES = 10
 
 SLICES_MAX = ANSWER_BYTES // _SLICE_BYTES
 """Number of slices above which an answer to several queries exceeds its budget."""
@@ -195,7 +196,8 @@ def commit_bytes(answer: answers.Answer) -> int:
             rows = len(answer.range_errors) + len(answer.stream_object_errors)
             values = sum(value_bytes(result.value) for result in answer.kv_results)
             trims = _TRIM_BYTES * len(answer.trim_errors)
-            return _ENTRY_BYTES + _ERROR_BYTES * rows + values + trims
+            shared = 0 if answer.shared is None else _SHARED_ROW_BYTES * len(answer.shared.errors)
+            return _ENTRY_BYTES + _ERROR_BYTES * rows + values + trims + shared
         case answers.CommitUploadsAnswer():
             return _ENTRY_BYTES + _ERROR_BYTES * (len(answer.errors) + len(answer.range_errors))
         case _:

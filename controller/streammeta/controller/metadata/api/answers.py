@@ -4,17 +4,16 @@ Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes 
 values. A request that fails as a whole raises an exception instead.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple, overload
+from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api.object_listings import StreamObject, StreamSetObject
+from streammeta.controller.metadata.api.object_slices import NO_SLICES, ObjectSlices
 from streammeta.controller.metadata.tables.values import (
-    EMPTY_COLUMN,
     Int64Column,
     ObjectKind,
     ObjectState,
@@ -182,13 +181,26 @@ class KVResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedRowResults:
+    """One verdict (an `ErrorCode` number) and one first offset per shared row.
+
+    An offset is -1 if the row has none, or if it is no longer known. `committed_at_ms` is the
+    append time of the committed rows, -1 without one.
+    """
+
+    errors: Int64Column
+    start_offset: Int64Column
+    committed_at_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamSetObjectAnswer(Answer):
     """`error` for the whole commit, and one verdict (an `ErrorCode` number) per row.
 
     If the call fails before its rows are examined, every verdict equals `error`. `kv_results` and
     `trim_errors` have one item for each value to put and stream to trim, or none if the commit
     itself was rejected. `trim_start_offsets` contains the new start of each trimmed stream, and is
-    empty unless the commit succeeded.
+    empty unless the commit succeeded. `shared` is None without shared rows.
     """
 
     error: ErrorCode
@@ -197,6 +209,7 @@ class CommitStreamSetObjectAnswer(Answer):
     kv_results: tuple[KVResult, ...] = ()
     trim_errors: tuple[ErrorCode, ...] = ()
     trim_start_offsets: tuple[int, ...] = ()
+    shared: SharedRowResults | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -225,93 +238,6 @@ class ErrorAnswer(Answer):
     """The outcome of a call without other results."""
 
     error: ErrorCode
-
-
-class ObjectSlice(NamedTuple):
-    """An object and the part of the stream in it.
-
-    The last three fields describe the object's content: the time bounds of its records and the
-    CRC-32C of its bytes. -1 is unknown.
-    """
-
-    object_id: int
-    kind: ObjectKind
-    start_offset: int
-    end_offset: int
-    object_size: int
-    attributes: int
-    min_timestamp_ms: int = -1
-    max_timestamp_ms: int = -1
-    crc32c: int = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ObjectSlices(Sequence[ObjectSlice]):
-    """Slices in columns. A row becomes an `ObjectSlice` on access.
-
-    The last three columns are empty if no slice has known facts.
-    """
-
-    object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    kind: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-
-    def __len__(self) -> int:
-        return len(self.object_id)
-
-    @overload
-    def __getitem__(self, row: int) -> ObjectSlice: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[ObjectSlice]: ...
-
-    def __getitem__(self, row: int | slice) -> ObjectSlice | list[ObjectSlice]:
-        return list(self)[row]
-
-    def __iter__(self) -> Iterator[ObjectSlice]:
-        known = self.facts() if self.has_facts else itertools.repeat((-1, -1, -1), len(self))
-        for (object_id, kind, *cells), facts in zip(self.places(), known, strict=True):
-            yield ObjectSlice._make((object_id, _KINDS[kind], *cells, *facts))
-
-    def part(self, first: int, end: int) -> "ObjectSlices":
-        """Return the slices from one row up to another."""
-        return ObjectSlices(*(getattr(self, name)[first:end] for name in _SLICE_COLUMNS))
-
-    @property
-    def has_facts(self) -> bool:
-        """Whether content facts are known for any object."""
-        return len(self.crc32c) > 0
-
-    def places(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Iterate over the first six fields of each slice, its kind as a number."""
-        columns = (
-            self.object_id,
-            self.kind,
-            self.start_offset,
-            self.end_offset,
-            self.object_size,
-            self.attributes,
-        )
-        return zip(*[values.tolist() for values in columns], strict=True)
-
-    def facts(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over the last three fields of each slice. Requires `has_facts`."""
-        columns = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
-        return zip(*[values.tolist() for values in columns], strict=True)
-
-
-# Looking an enum member up by its number is slow, and answers contain thousands.
-_KINDS = tuple(ObjectKind)
-
-_SLICE_COLUMNS = tuple(column.name for column in fields(ObjectSlices))
-
-NO_SLICES = ObjectSlices()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,6 +427,21 @@ class NodeIdAnswer(Answer):
     """The issued id."""
 
     node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssueProducerIdsAnswer(Answer):
+    """The first of the issued ids, 0 on an error."""
+
+    error: ErrorCode
+    first_producer_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireProducersAnswer(Answer):
+    """The number of forgotten producers."""
+
+    expired: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

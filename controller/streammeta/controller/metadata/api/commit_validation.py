@@ -24,6 +24,7 @@ from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     OnConflict,
     RangeColumns,
+    SharedRowColumns,
     SourceOperation,
     StreamObjectColumns,
 )
@@ -94,13 +95,16 @@ OBJECT_SIZE_MAX = 1 << 46
 Sums over the rows of a request do not overflow.
 """
 
+PRODUCER_EPOCH_MAX = 2**15 - 1
+"""Largest epoch of an idempotent producer, as in Kafka."""
+_PRODUCER_COLUMNS = ("producer_id", "producer_epoch", "first_sequence")
 _POLICIES = frozenset(OnConflict)
 _OPERATIONS = frozenset(SourceOperation)
 _MAY_BE_EMPTY = frozenset(("stream_epoch", "attributes", *FACT_COLUMNS))
 """Columns that a table of rows may omit."""
 _NAMES = {
     table: tuple(field.name for field in fields(table))
-    for table in (RangeColumns, StreamObjectColumns)
+    for table in (RangeColumns, StreamObjectColumns, SharedRowColumns)
 }
 """Columns of the tables."""
 _columns = {table: attrgetter(*names) for table, names in _NAMES.items()}
@@ -121,10 +125,14 @@ def check_commit(request: requests.CommitStreamSetObject) -> None:
     _check_columns("ranges", ranges, len(ranges.stream_id), _MAY_BE_EMPTY)
     _check_columns("stream_objects", stream_objects, len(stream_objects.stream_id), _MAY_BE_EMPTY)
 
-    rows = len(ranges.stream_id) + len(stream_objects.stream_id)
+    shared = request.shared_rows
+    if any(map(len, _columns[SharedRowColumns](shared))):
+        _check_shared_rows(request)
+    rows = len(ranges.stream_id) + len(stream_objects.stream_id) + len(shared)
     if rows > COMMIT_ROWS_MAX:
         raise LimitExceededError(
-            f"ranges and stream_objects: got {rows} rows, at most {COMMIT_ROWS_MAX} in one commit",
+            f"ranges, stream_objects and shared_rows: got {rows} rows, at most {COMMIT_ROWS_MAX} "
+            "in one commit",
             "ranges",
             COMMIT_ROWS_MAX,
         )
@@ -133,7 +141,7 @@ def check_commit(request: requests.CommitStreamSetObject) -> None:
     if _is_replace(request):
         return
 
-    if request.object_id >= 0 and not len(ranges.stream_id):
+    if request.object_id >= 0 and not (len(ranges.stream_id) or len(shared)):
         raise InvalidRequestError("ranges", "empty, but object_id names a stream set object")
     if request.object_id < 0 and len(ranges.stream_id):
         raise InvalidRequestError("object_id", "got -1, must name the object with the ranges")
@@ -148,6 +156,44 @@ def check_commit(request: requests.CommitStreamSetObject) -> None:
             _check_no_overlap(ranges, stream_objects)
         else:
             _check_streams_once(ranges, stream_objects)
+    if len(shared):
+        owned = np.concatenate((ranges.stream_id, stream_objects.stream_id))
+        twice = np.isin(shared.stream_id, owned)
+        raise_at("shared_rows.stream_id", twice, 0, "a stream of neither ranges nor stream_objects")
+
+
+def _check_shared_rows(request: requests.CommitStreamSetObject) -> None:
+    """Check the rows that append to shared streams."""
+    rows, count = request.shared_rows, len(request.shared_rows)
+    _check_columns("shared_rows", rows, count, frozenset(_PRODUCER_COLUMNS))
+    if request.object_id < 0:
+        raise InvalidRequestError("object_id", "not set, must name the object with shared_rows")
+    if len(request.compacted_object_ids) or request.failover:
+        wanted = "must be empty in a compaction and with failover"
+        raise InvalidRequestError("shared_rows", f"got {count} rows, {wanted}")
+
+    raise_at("shared_rows.stream_id", rows.stream_id < 0, 0, ">= 0")
+    falls = rows.stream_id[1:] < rows.stream_id[:-1]
+    raise_at("shared_rows.stream_id", falls, 1, "not below the row before")
+    bad = (rows.record_count < 1) | (rows.record_count > INT32_MAX)
+    raise_at("shared_rows.record_count", bad, 0, f"1 to {INT32_MAX}")
+
+    given = rows.producer_id
+    for name in _PRODUCER_COLUMNS:
+        if len(getattr(rows, name)) != len(given):
+            got = f"got {len(getattr(rows, name))} rows, but producer_id has {len(given)}"
+            raise InvalidRequestError(f"shared_rows.{name}", got)
+    if len(given):
+        _check_producers(rows)
+
+
+def _check_producers(rows: SharedRowColumns) -> None:
+    raise_at("shared_rows.producer_id", rows.producer_id < -1, 0, ">= 0, or -1: none")
+    has_none = rows.producer_id == -1
+    for name, most in (("producer_epoch", PRODUCER_EPOCH_MAX), ("first_sequence", INT32_MAX)):
+        values: Int64Column = getattr(rows, name)
+        good = np.where(has_none, values == -1, (values >= 0) & (values <= most))
+        raise_at(f"shared_rows.{name}", ~good, 0, f"0 to {most}, -1 without a producer")
 
 
 def _is_replace(request: requests.CommitStreamSetObject) -> bool:
@@ -407,7 +453,10 @@ def _check_no_twin(field: str, ids: Int64Column) -> None:
 
 
 def _check_columns(
-    field: str, columns: RangeColumns | StreamObjectColumns, rows: int, optional: Set[str]
+    field: str,
+    columns: RangeColumns | StreamObjectColumns | SharedRowColumns,
+    rows: int,
+    optional: Set[str],
 ) -> None:
     kind = type(columns)
     lengths = [len(values) for values in _columns[kind](columns)]

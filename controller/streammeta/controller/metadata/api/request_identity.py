@@ -4,12 +4,12 @@ Create, prepare and node id requests are remembered by `RequestKey` in bounded w
 entries and evicts them in order of arrival, so every replica forgets the same ones.
 
 A commit's digest covers its content: owner, order, sizes, attributes, ranges, known facts, sources,
-and the values put and streams trimmed with it. It leaves out the fields that only decide whether
-and how the commit is accepted: request id, epochs, `failover`, `on_conflict`, conditions of values.
-It is a sum over rows, so their order does not matter, and vector operations compute the digests of
-a whole batch in one pass. It protects against mistakes, not against forgery: a caller that forges
-one deceives only itself. Digests are part of records and checkpoint files, so the algorithm must
-never change between versions.
+shared rows, and the values put and streams trimmed with it. It leaves out the fields that only
+decide whether and how the commit is accepted: request id, epochs, `failover`, `on_conflict`,
+conditions of values. It is a sum over rows, so their order does not matter (except in shared
+rows), and vector operations compute the digests of a whole batch in one pass. It protects against
+mistakes, not against forgery: a caller that forges one deceives only itself. Digests are part of
+records and checkpoint files, so the algorithm must never change between versions.
 """
 
 import hashlib
@@ -23,7 +23,12 @@ import numpy.typing as npt
 
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata.api import requests
-from streammeta.controller.metadata.tables.values import Int64Column, StreamObjectColumns, Tags
+from streammeta.controller.metadata.tables.values import (
+    Int64Column,
+    SharedRowColumns,
+    StreamObjectColumns,
+    Tags,
+)
 from streammeta.controller.records.record import FACT_COLUMNS
 
 REQUESTS_MAX = 32_768
@@ -57,7 +62,7 @@ class RequestKey:
 class IssuedIds:
     """The first answer: `count` ids from `first_id`. `deadline_ms` is -1 for streams.
 
-    `content_digest` is the digest of the streams' tags, see `digest_of_tags`. 0: unknown, or no
+    `content_digest` is the digest of the streams, see `digest_of_streams`. 0: unknown, or no
     streams were created.
     """
 
@@ -76,13 +81,20 @@ class IssuedIds:
             )
 
 
-def digest_of_tags(tags: Sequence[Tags]) -> int:
-    """Return a number, never 0, that identifies the tags of some streams."""
-    if not any(tags):
+def digest_of_streams(tags: Sequence[Tags], shared: Sequence[bool]) -> int:
+    """Return a number, never 0, that identifies some streams to create: their tags and kinds.
+
+    `shared` is empty if all streams are owned.
+    """
+    if not any(tags) and not any(shared):
         return _NO_TAGS
 
     state = hashlib.blake2b(digest_size=8)
-    for stream_tags in tags:
+    # Owned streams have the digest of versions that knew no other kind.
+    if any(shared):
+        state.update(b"shared:" + bytes(shared) + b";")
+    # A record has no entries if no stream has tags.
+    for stream_tags in tags if any(tags) else ():
         # Tags are a set: sort them, so that a repeat in another order is recognised.
         texts = [text.encode() for tag in sorted(stream_tags) for text in tag]
         state.update(b"%d;" % len(texts))
@@ -133,6 +145,7 @@ _STREAM_OBJECT = _Multipliers(5, 9)
 _SOURCE = _Multipliers(6, 2)
 _PUT = _Multipliers(7, 2)
 _TRIM = _Multipliers(8, 2)
+_SHARED_ROW = _Multipliers(9, 6)
 
 
 def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
@@ -158,6 +171,9 @@ def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
     total = head + _sum_of_rows(_RANGE, columns)
     if len(others.stream_id):
         total += _sum_of_rows(_STREAM_OBJECT, _stream_object_columns(others))
+
+    if len(request.shared_rows):
+        total += _sum_of_rows(_SHARED_ROW, _shared_row_columns(request.shared_rows))
 
     if compacts:
         ids = request.compacted_object_ids
@@ -253,6 +269,17 @@ def _stream_object_columns(rows: StreamObjectColumns) -> tuple[Int64Column, ...]
         rows.end_offset,
         _fill_empty(rows.attributes, count, 0),
         *(_fill_empty(getattr(rows, name), count, -1) for name in FACT_COLUMNS),
+    )
+
+
+def _shared_row_columns(rows: SharedRowColumns) -> tuple[Int64Column, ...]:
+    count = len(rows)
+    producers = (rows.producer_id, rows.producer_epoch, rows.first_sequence)
+    return (
+        rows.stream_id,
+        rows.record_count,
+        *(_fill_empty(values, count, -1) for values in producers),
+        np.arange(count),  # the order of rows decides which batch gets which offset
     )
 
 

@@ -4,10 +4,10 @@ Mirrors the requests in `proto/`: same fields, same meaning, columns as read-onl
 arrays. Does not depend on protobuf. `validation` checks requests before they reach the metadata.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeAlias, overload
+from typing import TypeAlias
 
+from streammeta.controller.metadata.api.object_slices import ObjectQuery, ObjectQueryColumns
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
     INT64_MAX,
@@ -16,6 +16,7 @@ from streammeta.controller.metadata.tables.values import (
     OnConflict,
     PageRequest,
     RangeColumns,
+    SharedRowColumns,
     SourceOperation,
     StreamObjectColumns,
     Tags,
@@ -36,18 +37,39 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class NewStream:
-    """A stream to create."""
+    """A stream to create, owned or shared."""
 
     tags: Tags = ()
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateStreams(WriteRequest):
-    """Create closed, empty streams. A repeated `request_id` returns the first answer."""
+    """Create empty streams. A repeated `request_id` returns the first answer."""
 
     request_id: str
     node: NodeIdentity
     streams: tuple[NewStream, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssueProducerIds(WriteRequest):
+    """Issue a block of ids for idempotent producers."""
+
+    node: NodeIdentity
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireProducers(WriteRequest):
+    """Forget at most `limit` producers whose last batch is older than `idle_ms`.
+
+    Producers that expire by that before `since_ms` are skipped.
+    """
+
+    limit: int
+    idle_ms: int
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +204,7 @@ class CommitStreamSetObject(WriteRequest):
     SSO, because all data was split into stream objects or has expired. Time bounds and `crc32c`
     describe the SSO's content, see `StreamObjectColumns`. `kv_puts` and `trims` take effect if and
     only if the commit does. With `failover`, `recoverer` uploads for a node that it recovers.
+    `shared_rows` append to shared streams, whose offsets the commit assigns.
     """
 
     node: NodeIdentity
@@ -200,6 +223,7 @@ class CommitStreamSetObject(WriteRequest):
     kv_puts: tuple[KVToPut, ...] = ()
     trims: tuple[StreamToTrim, ...] = ()
     recoverer: NodeIdentity | None = None
+    shared_rows: SharedRowColumns = field(default_factory=SharedRowColumns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -317,46 +341,6 @@ class AbandonUploads(WriteRequest):
     node_id: int
     stream_ids: tuple[int, ...] = ()
     close_streams_of_epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectQuery:
-    """A range to find objects for. `end_offset` -1 means as far as `limit` (0: 1000) allows."""
-
-    stream_id: int
-    start_offset: int
-    end_offset: int
-    limit: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ObjectQueryColumns(Sequence[ObjectQuery]):
-    """Queries in columns. A row becomes an `ObjectQuery` on access."""
-
-    stream_id: Int64Column
-    start_offset: Int64Column
-    end_offset: Int64Column
-    limit: Int64Column
-
-    def __len__(self) -> int:
-        return len(self.stream_id)
-
-    @overload
-    def __getitem__(self, at: int) -> ObjectQuery: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> "ObjectQueryColumns": ...
-
-    def __getitem__(self, at: int | slice) -> "ObjectQuery | ObjectQueryColumns":
-        if isinstance(at, slice):
-            return self.take(at)
-        columns = (self.stream_id, self.start_offset, self.end_offset, self.limit)
-        return ObjectQuery(*(int(values[at]) for values in columns))
-
-    def take(self, at: slice | Int64Column) -> "ObjectQueryColumns":
-        """Return some of the queries."""
-        columns = (self.stream_id, self.start_offset, self.end_offset, self.limit)
-        return ObjectQueryColumns(*(values[at] for values in columns))
 
 
 Queries: TypeAlias = tuple[ObjectQuery, ...] | ObjectQueryColumns

@@ -24,6 +24,7 @@ from streammeta.controller.metadata.tables.values import (
     Int64Column,
     OnConflict,
     RangeColumns,
+    SharedRowColumns,
     StreamObjectColumns,
 )
 from streammeta.controller.records.record import FACT_COLUMNS
@@ -52,10 +53,12 @@ def is_plain(request: CommitStreamSetObject) -> bool:
         and not request.kv_puts
         and not request.trims
         and not any(map(len, _columns(request.stream_objects)))
+        and not any(map(len, _shared_columns(request.shared_rows)))
     )
 
 
 _columns = attrgetter(*(field.name for field in fields(StreamObjectColumns)))
+_shared_columns = attrgetter(*(field.name for field in fields(SharedRowColumns)))
 _facts = attrgetter(*FACT_COLUMNS)
 
 

@@ -28,6 +28,7 @@ from streammeta.controller.metadata.api.commit_validation import (
 )
 from streammeta.controller.metadata.api.named_answers import OWN_NAMESPACES
 from streammeta.controller.metadata.api.object_listings import ListStreamObjects
+from streammeta.controller.metadata.api.object_slices import ObjectQueryColumns
 from streammeta.controller.metadata.tables.object_facts import CRC32C_MAX
 from streammeta.controller.metadata.tables.values import (
     INT32_MAX,
@@ -387,7 +388,7 @@ def _check_list_kvs(request: requests.ListKVs) -> None:
 def _check_get_objects(request: requests.GetObjects) -> None:
     asked = request.queries
     # Columns are validated at once. Row by row only finds the field to name in the error.
-    if isinstance(asked, requests.ObjectQueryColumns) and _are_sound(asked):
+    if isinstance(asked, ObjectQueryColumns) and _are_sound(asked):
         return
     for index, query in enumerate(asked):
         field = f"queries[{index}]"
@@ -411,7 +412,7 @@ def _check_list_stream_objects(request: ListStreamObjects) -> None:
         raise _not_a_token(token)
 
 
-def _are_sound(asked: requests.ObjectQueryColumns) -> bool:
+def _are_sound(asked: ObjectQueryColumns) -> bool:
     """Return whether all queries are well-formed, checked by vector operations."""
     starts, ends = asked.start_offset, asked.end_offset
     rows = {len(values) for values in (asked.stream_id, starts, ends, asked.limit)}
@@ -433,6 +434,7 @@ _FIELDS: dict[str, Callable[[str, Any], None]] = {
     "cluster_uuid": _length(CLUSTER_UUID_LENGTH_MAX),
     "count": _between(1, BATCH_MAX),
     "hold_ms": _between(1, TTL_MS_MAX),
+    "idle_ms": _between(1, TTL_MS_MAX),
     "issued_below": _between(0, INT64_MAX),
     "level": _between(SUPPORTED.lowest, SUPPORTED.highest),
     "limit": _between(1, BATCH_MAX),

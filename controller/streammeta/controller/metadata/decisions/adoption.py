@@ -38,10 +38,12 @@ from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.epochs import check_growth
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
+    SHARED_EPOCH,
     Int64Column,
     Mask,
     NodeIdentity,
     ObjectState,
+    StreamState,
     column,
 )
 from streammeta.controller.records import record as rec
@@ -159,6 +161,8 @@ class Adoption:
         head = self._streams.heads((stream_id,))[0]
         if head is None:
             return ErrorCode.STREAM_NOT_EXIST
+        if head.state == StreamState.SHARED and epoch != SHARED_EPOCH:
+            return ErrorCode.STREAM_KIND_MISMATCH
         if stream_id not in ahead:
             ahead[stream_id] = self._as_it_is(stream_id, [])
         stream = ahead[stream_id]

@@ -28,7 +28,14 @@ from streammeta.controller.metadata.api.answers import CommitStreamSetObjectAnsw
 from streammeta.controller.metadata.api.request_identity import NO_DIGEST
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject
 from streammeta.controller.metadata.decisions.left_out_rows import LeftOutRows
+from streammeta.controller.metadata.decisions.shared_rows import (
+    SharedRows,
+    SharedVerdicts,
+    failed_rows,
+    leaves_out,
+)
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.producers import Producers
 from streammeta.controller.metadata.registries.stream_heads import DELETED, Head
 from streammeta.controller.metadata.registries.stream_ranges import NO_SPANS, StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
@@ -36,6 +43,7 @@ from streammeta.controller.metadata.tables import values
 
 # Looking enum members up is slow, and every commit needs these.
 _OPENED = int(values.StreamState.OPENED)
+_SHARED = int(values.StreamState.SHARED)
 _PREPARED = int(values.ObjectState.PREPARED)
 _STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
 
@@ -124,6 +132,7 @@ class Continuity:
             (epochs < given, ErrorCode.STREAM_INNER_ERROR),
             (epochs > given, ErrorCode.STREAM_FENCED),
             *self._owed_cases(rows, low, ahead.owed),
+            (state == _SHARED, ErrorCode.STREAM_KIND_MISMATCH),
             ((state == DELETED) | (end <= low), ErrorCode.NONE),
         )
 
@@ -273,31 +282,43 @@ class Verdicts:
     ranges: values.Int64Column
     stream_objects: values.Int64Column = field(default_factory=lambda: values.EMPTY_COLUMN)
     covered: bool = True
+    shared: SharedVerdicts = field(default_factory=SharedVerdicts)
 
     def error(self) -> ErrorCode:
         """Return the first error of a row, or the error for missing data, or NONE."""
-        for verdicts in (self.ranges, self.stream_objects):
+        for verdicts in (self.ranges, self.stream_objects, self.shared.errors):
             if np.count_nonzero(verdicts):
                 return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
         return ErrorCode.NONE if self.covered else ErrorCode.OFFSET_NOT_MATCHED
 
     def any_valid(self) -> bool:
         """Return whether some row is accepted."""
-        return not (self.ranges.all() and self.stream_objects.all())
+        rows = (self.ranges, self.stream_objects, self.shared.errors)
+        return not all(verdicts.all() for verdicts in rows)
 
-    def answer(self, error: ErrorCode) -> CommitStreamSetObjectAnswer:
-        """Return the answer to the commit."""
+    def answer(self, error: ErrorCode, committed_at_ms: int = -1) -> CommitStreamSetObjectAnswer:
+        """Return the answer to the commit, made at that time unless there is an error."""
+        is_made = error is ErrorCode.NONE
         return CommitStreamSetObjectAnswer(
-            error=error, range_errors=self.ranges, stream_object_errors=self.stream_objects
+            error=error,
+            range_errors=self.ranges,
+            stream_object_errors=self.stream_objects,
+            shared=self.shared.results(committed_at_ms) if is_made else self.shared.rejected(),
         )
 
 
 class Repeats:
     """Earlier commits, by the ids of their objects."""
 
-    def __init__(self, objects: ObjectQueries) -> None:
+    def __init__(self, streams: Streams, objects: ObjectQueries, producers: Producers) -> None:
         self._objects = objects
         self._left_out = LeftOutRows()
+        self._shared = SharedRows(streams, objects, producers, self._left_out)
+
+    @property
+    def shared(self) -> SharedRows:
+        """The rules for shared rows, whose repeats depend on more than their objects."""
+        return self._shared
 
     @property
     def left_out(self) -> LeftOutRows:
@@ -341,10 +362,12 @@ class Repeats:
         rows = request.stream_objects
         ranges = self.range_verdicts(request.object_id, request.ranges.stream_id, digest)
         others = self._stream_object_verdicts(rows.object_id, rows.stream_id, digest)
-        if request.on_conflict is values.OnConflict.REJECT_ALL and (ranges.any() or others.any()):
+        shared = self.shared.first_results(request.shared_rows, request.object_id, digest)
+        left_out = ranges.any() or others.any() or (shared is not None and leaves_out(shared))
+        if request.on_conflict is values.OnConflict.REJECT_ALL and left_out:
             return failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
         return CommitStreamSetObjectAnswer(
-            error=ErrorCode.NONE, range_errors=ranges, stream_object_errors=others
+            error=ErrorCode.NONE, range_errors=ranges, stream_object_errors=others, shared=shared
         )
 
     def range_verdicts(
@@ -387,4 +410,5 @@ def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStr
         error=error,
         range_errors=np.full(len(request.ranges.stream_id), int(error)),
         stream_object_errors=np.full(len(request.stream_objects.stream_id), int(error)),
+        shared=failed_rows(request.shared_rows, error),
     )

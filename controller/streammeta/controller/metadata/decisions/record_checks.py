@@ -14,9 +14,11 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.api.commit_validation import all_between
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.producers import Producers
 from streammeta.controller.metadata.registries.stream_heads import DELETED
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.values import (
+    INT32_MAX,
     INT64_MAX,
     Int64Column,
     Mask,
@@ -36,15 +38,19 @@ _COMPOSITE = int(ObjectKind.COMPOSITE)
 _NAMED = int(ObjectKind.NAMED)
 _OPENED = int(StreamState.OPENED)
 _CLOSED = int(StreamState.CLOSED)
+_SHARED = int(StreamState.SHARED)
 
 
 class RecordChecks:
     """Checks of all kinds of records against the metadata they are to be replayed on."""
 
-    def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
+    def __init__(
+        self, streams: Streams, objects: ObjectQueries, nodes: Nodes, producers: Producers
+    ) -> None:
         self._streams = streams
         self._objects = objects
         self._nodes = nodes
+        self._producers = producers
         self._checks: dict[type, Callable[[Any], None]] = {
             rec.StreamsCreated: self._check_created,
             rec.StreamsOpened: self._check_opened,
@@ -77,6 +83,9 @@ class RecordChecks:
             rec.NodeRegistered: self._check_node_epoch,
             rec.NodeEpochSet: self._check_node_epoch,
             rec.NodeIdIssued: lambda record: _require_not_negative("node_id", record.node_id),
+            rec.ProducerBatchesCommitted: self._check_batches,
+            rec.ProducerIdsIssued: self._check_producer_ids,
+            rec.ProducersExpired: self._check_expired,
         }
 
     def check(self, record: Record) -> None:
@@ -99,10 +108,16 @@ class RecordChecks:
         _require_positive("count", record.count)
         if len(record.tags) not in (0, record.count):
             raise InvariantError(f"tags: {len(record.tags)} for {record.count} streams")
+        if len(record.shared) not in (0, record.count):
+            raise InvariantError(f"shared: {len(record.shared)} for {record.count} streams")
+        is_flag = (record.shared == 0) | (record.shared == 1)
+        _require("shared", is_flag, record.shared, "0 or 1")
 
     def _check_opened(self, record: rec.StreamsOpened) -> None:
         self._check_node(record)
         self._check_live(record.stream_id)
+        owned = self._streams.states(record.stream_id) != _SHARED
+        _require("stream_id", owned, record.stream_id, "a stream that is not shared")
         # Only a larger epoch fences the previous owner.
         later = record.stream_epoch > self._streams.epochs(record.stream_id)
         _require("stream_epoch", later, record.stream_epoch, "above the stream's")
@@ -251,6 +266,46 @@ class RecordChecks:
         good = np.isin(record.stream_id, owed)
         _require("stream_id", good, record.stream_id, "a stream with a pending upload of the node")
         _require_unique("stream_id", record.stream_id)
+
+    # ---- producers ----
+
+    def _check_batches(self, record: rec.ProducerBatchesCommitted) -> None:
+        if not len(record.stream_id):
+            raise InvariantError("stream_id: none")
+        _require_not_negative("committed_at_ms", record.committed_at_ms)
+        self._check_issued("stream_id", record.stream_id)
+        for field, low, high in _BATCH_BOUNDS:
+            values = getattr(record, field)
+            if not all_between(values, low, high):
+                good = (values >= low) & (values <= high)
+                _require(field, good, values, f"{low} to {high}")
+
+    def _check_producer_ids(self, record: rec.ProducerIdsIssued) -> None:
+        _require_positive("count", record.count)
+        following = self._producers.next_producer_id
+        if record.first_producer_id != following:
+            raise InvariantError(
+                f"first_producer_id: {record.first_producer_id}, must be the next id {following}"
+            )
+        if record.count > INT64_MAX - following:
+            raise InvariantError(f"count: {record.count}, but ids are at most {INT64_MAX}")
+
+    def _check_expired(self, record: rec.ProducersExpired) -> None:
+        streams, producers = record.stream_id, record.producer_id
+        known = self._producers.are_known(streams, producers)
+        _require("producer_id", known, producers, "a producer of the stream")
+        pairs = list(zip(streams.tolist(), producers.tolist(), strict=True))
+        if len(set(pairs)) < len(pairs):
+            raise InvariantError("producer_id: names a producer of a stream twice")
+
+
+_BATCH_BOUNDS = (
+    ("producer_id", 0, INT64_MAX),
+    ("producer_epoch", 0, INT32_MAX),
+    ("first_sequence", 0, INT32_MAX),
+    ("record_count", 1, INT32_MAX),
+    ("start_offset", 0, INT64_MAX),
+)
 
 
 def _require(field: str, good: Mask, values: Int64Column, wanted: str) -> None:

@@ -14,7 +14,7 @@ from streammeta.controller.errors import ErrorCode
 from streammeta.controller.features import FIELDS
 from streammeta.controller.metadata.api import answers, request_identity
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.metadata.decisions import commit_rules
+from streammeta.controller.metadata.decisions import commit_rules, shared_rows
 from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.objects import Objects
@@ -82,7 +82,7 @@ class Uploads:
             has_digests = self._feature_level.current >= _DIGESTS_OF_LEFT_OUT_ROWS
             left_out_of = digest if has_digests else request_identity.NO_DIGEST
             records.append(_rejection_record(request, verdicts, left_out_of))
-        return records, verdicts.answer(_NONE)
+        return records, verdicts.answer(_NONE, now_ms)
 
     def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> commit_rules.Repeat:
         if request.object_id >= 0:
@@ -92,11 +92,12 @@ class Uploads:
     def _check(self, request: CommitStreamSetObject) -> commit_rules.Verdicts:
         rows = request.stream_objects
         ranges = self._check_rows(request.node.node_id, request.ranges)
+        shared = self._repeats.shared.check(request.shared_rows)
         if not len(rows.stream_id):
-            return commit_rules.Verdicts(ranges)
+            return commit_rules.Verdicts(ranges, shared=shared)
         verdicts = self._check_rows(request.node.node_id, rows)
         self._repeats.reject_unusable(rows.object_id, verdicts)
-        return commit_rules.Verdicts(ranges, verdicts)
+        return commit_rules.Verdicts(ranges, verdicts, shared=shared)
 
     def _check_rows(self, node_id: int, rows: values.RangeColumns) -> values.Int64Column:
         owed = self._streams.pending_of(node_id)
@@ -118,9 +119,12 @@ class Uploads:
             ranges = ranges.ranges_at(verdicts.ranges == 0)
         if request.object_id >= 0:
             facts = facts_of_one(request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
+            appended = shared_rows.ranges_of(request.shared_rows, verdicts.shared)
+            every = shared_rows.merge_ranges(ranges, appended)
             yield stream_set_object_record(
-                request, ranges, facts, digest, now_ms, data_time_ms=now_ms
+                request, every, facts, digest, now_ms, data_time_ms=now_ms
             )
+            yield from shared_rows.producer_records(request.shared_rows, verdicts.shared, now_ms)
 
         rows, owed = request.stream_objects, self._streams.pending_of(request.node.node_id)
         if not (len(rows.stream_id) or len(owed)):
@@ -390,10 +394,13 @@ def _rejection_record(
 ) -> rec.CommitRowsRejected:
     bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
     rows = request.stream_objects
-    owners = np.full(int(np.count_nonzero(bad)), request.object_id)
+    shared, shared_errors = shared_rows.left_out_streams(request.shared_rows, verdicts.shared)
+    owners = np.full(int(np.count_nonzero(bad)) + len(shared), request.object_id)
+    streams = (request.ranges.stream_id[bad], shared, rows.stream_id[bad_objects])
+    errors = (verdicts.ranges[bad], shared_errors, verdicts.stream_objects[bad_objects])
     return rec.CommitRowsRejected(
         object_id=np.concatenate((owners, rows.object_id[bad_objects])),
-        stream_id=np.concatenate((request.ranges.stream_id[bad], rows.stream_id[bad_objects])),
-        error=np.concatenate((verdicts.ranges[bad], verdicts.stream_objects[bad_objects])),
+        stream_id=np.concatenate(streams),
+        error=np.concatenate(errors),
         content_digest=digest,
     )

@@ -93,6 +93,7 @@ ALLOWED: frozenset[type[requests.WriteRequest]] = frozenset(
         requests.ClaimBucket,
         requests.HoldDeletions,
         requests.ExpireObjects,
+        requests.ExpireProducers,
         requests.RemoveObjects,
         requests.SweepDeletedStreams,
         requests.DestroyDeadStreamSetObjects,

@@ -26,6 +26,7 @@ class MetadataLimits:
     kv_keys: int = 1_000_000
     kv_bytes: int = 512 << 20
     tag_bytes: int = 2 << 30
+    producers: int = 1_000_000
 
 
 class Usage(Protocol):
@@ -41,6 +42,10 @@ class Usage(Protocol):
 
     def kv_size(self, namespace: str, key: str) -> int:
         """Return the bytes of a key and its value, or -1 if it does not exist."""
+        ...
+
+    def new_producers(self, stream_id: rec.Int64Column, producer_id: rec.Int64Column) -> int:
+        """Return the number of distinct pairs of stream and producer without a state."""
         ...
 
 
@@ -95,6 +100,10 @@ def _growth_by_values(record: rec.KVsPut, usage: Usage) -> _Growth:
     return {"kv_keys": keys, "kv_bytes": added}
 
 
+def _growth_by_batches(record: rec.ProducerBatchesCommitted, usage: Usage) -> _Growth:
+    return {"producers": usage.new_producers(record.stream_id, record.producer_id)}
+
+
 _GROWTH: Mapping[type, Callable[[Any, Usage], _Growth]] = {
     rec.StreamsCreated: _growth_by_streams,
     rec.StreamsOpened: _growth_by_opening,
@@ -102,6 +111,7 @@ _GROWTH: Mapping[type, Callable[[Any, Usage], _Growth]] = {
     rec.NodeRegistered: _growth_by_node,
     rec.NodeEpochSet: _growth_by_node,
     rec.KVsPut: _growth_by_values,
+    rec.ProducerBatchesCommitted: _growth_by_batches,
 }
 """Records that increase a limited usage."""
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata.api import answers, request_identity
-from streammeta.controller.metadata.api.requests import ObjectQueryColumns
+from streammeta.controller.metadata.api import request_identity
+from streammeta.controller.metadata.api.object_slices import ObjectQueryColumns, ObjectSlices
 from streammeta.controller.metadata.registries import object_indexes
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
 from streammeta.controller.metadata.registries.object_ranges import ObjectRanges
@@ -163,6 +163,11 @@ class ObjectQueries:
         """Return the time bounds of all records in objects. (-1, -1) if any are unknown."""
         return self._facts.bounds(rows)
 
+    def commit_time_ms(self, row: int) -> int:
+        """Return when an object was committed, -1 if it is not, or is no longer, committed."""
+        state, time_ms = self._table.cells(("state", "timestamp_ms"), row)
+        return time_ms if state == _COMMITTED else -1
+
     def range_counts(self, rows: Int64Column) -> Int64Column:
         """Return the number of ranges in each object."""
         return self._table["range_count"][rows].astype(np.int64)
@@ -306,24 +311,22 @@ class ObjectQueries:
         """Return the ranges that answer many queries, see `ObjectRanges.rows_from_each`."""
         return self._ranges.rows_from_each(asked, limits, most)
 
-    def slices_in(self, rows_of_ranges: Int64Column) -> answers.ObjectSlices:
+    def slices_in(self, rows_of_ranges: Int64Column) -> ObjectSlices:
         """Return the contents of ranges, by their rows."""
         _, starts, ends = self._ranges.columns(rows_of_ranges)
         return self._slices(self._ranges.object_ids(rows_of_ranges), starts, ends)
 
-    def slices(self, stream_id: int, start: int, end: int, limit: int) -> answers.ObjectSlices:
+    def slices(self, stream_id: int, start: int, end: int, limit: int) -> ObjectSlices:
         """Return the objects that contain a stream contiguously from `start` on.
 
         Stops at a gap, after `limit` objects, or at `end`. -1 means no end.
         """
         return self._slices(*self._ranges.rows_from(stream_id, start, end, limit))
 
-    def _slices(
-        self, ids: Int64Column, starts: Int64Column, ends: Int64Column
-    ) -> answers.ObjectSlices:
+    def _slices(self, ids: Int64Column, starts: Int64Column, ends: Int64Column) -> ObjectSlices:
         rows, table = self.rows(ids), self._table
         facts = self._facts.of(rows)
-        return answers.ObjectSlices(
+        return ObjectSlices(
             ids,
             table["kind"].take(rows),
             starts,

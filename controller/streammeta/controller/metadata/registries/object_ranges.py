@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata.api.requests import ObjectQueryColumns
+from streammeta.controller.metadata.api.object_slices import ObjectQueryColumns
 from streammeta.controller.metadata.tables import tables
 from streammeta.controller.metadata.tables.section_checks import VisibleFrom, check_apart, windows
 from streammeta.controller.metadata.tables.stream_index import StreamIndex, bisect_each, range_rows

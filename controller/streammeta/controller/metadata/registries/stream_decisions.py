@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.features import FIELDS
 from streammeta.controller.metadata.api import answer_budget as budget
 from streammeta.controller.metadata.api import request_identity, requests
 from streammeta.controller.metadata.api.answers import (
@@ -19,6 +20,7 @@ from streammeta.controller.metadata.api.answers import (
     PendingUpload,
     TrimStreamsAnswer,
 )
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
 from streammeta.controller.metadata.registries.stream_heads import Head, check_epoch, check_owner
@@ -30,6 +32,9 @@ from streammeta.controller.records import record as rec
 CLOSED_AT_ONCE_MAX = 10_000
 """Maximum number of streams of a dead node closed together. The next request closes others."""
 
+SHARED_LEVEL = FIELDS["StreamsCreatedRecord", "shared"]
+"""Feature level from which shared streams may be created."""
+
 DESTROYED_AT_ONCE_MAX = 10_000
 """Maximum number of objects destroyed together with their stream. Sweeps destroy the others."""
 
@@ -37,10 +42,13 @@ DESTROYED_AT_ONCE_MAX = 10_000
 class StreamDecisions:
     """Decisions on requests about streams, against the current state."""
 
-    def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
+    def __init__(
+        self, streams: Streams, objects: ObjectQueries, nodes: Nodes, level: FeatureLevel
+    ) -> None:
         self._streams = streams
         self._objects = objects
         self._nodes = nodes
+        self._level = level
 
     def create(
         self, request: requests.CreateStreams
@@ -57,6 +65,9 @@ class StreamDecisions:
         if issued is not None:
             return [], _first_answer(request, key, issued)
 
+        shared = [stream.shared for stream in request.streams]
+        if any(shared):
+            self._level.require(SHARED_LEVEL, "shared streams")
         first, count = len(self._streams), len(request.streams)
         tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
         record = rec.StreamsCreated(
@@ -65,6 +76,7 @@ class StreamDecisions:
             first_stream_id=first,
             count=count,
             tags=tags if any(tags) else (),
+            shared=values.column(shared) if any(shared) else values.EMPTY_COLUMN,
         )
         ids = tuple(range(first, first + count))
         return [record], CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
@@ -117,6 +129,8 @@ class StreamDecisions:
     ) -> ErrorCode:
         if head is None:
             return ErrorCode.STREAM_NOT_EXIST
+        if head.state == values.StreamState.SHARED:
+            return ErrorCode.STREAM_KIND_MISMATCH
         if head.epoch > item.stream_epoch:
             return ErrorCode.STREAM_FENCED
         # An equal epoch is a retry of the owner, or comes from a fenced process.
@@ -292,9 +306,9 @@ class StreamDecisions:
     def delete(
         self, request: requests.DeleteStreams, now_ms: int
     ) -> tuple[list[rec.Record], ErrorsAnswer]:
-        """Delete closed streams and destroy their stream objects. Stream set objects stay.
+        """Delete closed and shared streams and destroy their stream objects.
 
-        Sweeps destroy the remaining objects of very large streams later.
+        Stream set objects stay. Sweeps destroy the remaining objects of very large streams later.
         """
         answer, accepted = self._decide_each(request, _delete_verdict)
         deleted = [item.stream_id for item, _ in accepted]
@@ -314,11 +328,12 @@ def _first_answer(
 ) -> CreateStreamsAnswer:
     issued.require_count(key, len(request.streams))
     tags = [stream.tags for stream in request.streams]
+    shared = [stream.shared for stream in request.streams]
     # 0 is the digest of a version that did not store one.
-    if issued.content_digest not in (0, request_identity.digest_of_tags(tags)):
+    if issued.content_digest not in (0, request_identity.digest_of_streams(tags, shared)):
         raise InvalidRequestError(
             "request_id",
-            f"{request.request_id!r} was used for streams with other tags: "
+            f"{request.request_id!r} was used for streams with other tags or of another kind: "
             "use a new id for a new request",
         )
     ids = tuple(range(issued.first_id, issued.first_id + issued.count))
@@ -326,6 +341,8 @@ def _first_answer(
 
 
 def _close_verdict(head: Head[int] | None, item: requests.StreamToClose, node_id: int) -> ErrorCode:
+    if head is not None and head.state == values.StreamState.SHARED:
+        return ErrorCode.STREAM_KIND_MISMATCH
     error = check_owner(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None or item.end_offset is None:
         return error
@@ -351,11 +368,15 @@ def _trim_verdict(
     error = check_owner(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None:
         return error, -1
-    if head.state != values.StreamState.OPENED:
+    if head.state == values.StreamState.CLOSED:
         return ErrorCode.STREAM_NOT_OPENED, -1
 
     end = max(head.end_offset, raised_end)
     start = item.new_start_offset
+    if head.state == values.StreamState.SHARED:
+        # Nobody has records that are not committed.
+        is_within = head.start_offset <= start <= end
+        return (ErrorCode.NONE, start) if is_within else (ErrorCode.OFFSET_NOT_MATCHED, -1)
     if item.appended_end_offset is not None:
         # The trim ends where the owner's records end.
         start = min(start, max(end, item.appended_end_offset))
@@ -379,6 +400,6 @@ def _delete_verdict(
     # A repeat of an accepted deletion is accepted as well.
     if error is ErrorCode.STREAM_NOT_EXIST:
         return ErrorCode.NONE
-    if error is ErrorCode.NONE and head is not None and head.state != values.StreamState.CLOSED:
+    if error is ErrorCode.NONE and head is not None and head.state == values.StreamState.OPENED:
         return ErrorCode.STREAM_NOT_CLOSED
     return error

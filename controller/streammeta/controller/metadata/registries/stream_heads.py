@@ -3,6 +3,7 @@
 from typing import Generic, NamedTuple, TypeVar
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.tables.values import StreamState
 
 DELETED = -1
 """State of a row whose stream is deleted."""
@@ -30,8 +31,10 @@ def check_epoch(head: Head[int] | None, epoch: int) -> ErrorCode:
 
 
 def check_owner(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
-    """Return NONE if `node_id` owns the stream under exactly this epoch."""
+    """Return NONE if `node_id` owns the stream under exactly this epoch, or it is shared."""
     error = check_epoch(head, epoch)
+    if head is not None and head.state == StreamState.SHARED:
+        return error
     if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
         return ErrorCode.STREAM_FENCED
     return error

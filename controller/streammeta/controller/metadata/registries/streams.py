@@ -26,6 +26,7 @@ from streammeta.controller.metadata.tables.tables import Array, Table, TableView
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
     INT64_MAX,
+    SHARED_EPOCH,
     Int64Column,
     Mask,
     StreamState,
@@ -330,27 +331,26 @@ class Streams:
 
     def replay_created(self, record: rec.StreamsCreated, undo: Undo) -> None:
         """Replay `StreamsCreated`."""
-        first = record.first_stream_id
-        if first != len(self._table):
-            raise InvariantError(
-                f"record creates streams from {first}, but the next stream id is {len(self._table)}"
-            )
+        first, next_id = record.first_stream_id, len(self._table)
+        if first != next_id:
+            raise InvariantError(f"record creates streams from {first}, but the next is {next_id}")
 
         rows = self._table.append(record.count, undo)
         for name in ("epoch", "range_index", "node_id"):
             self._table.write(name, rows, -1)
         self._table.write("state", rows, StreamState.CLOSED)
+        shared = np.flatnonzero(record.shared) + first
+        self._table.write("state", shared, StreamState.SHARED)
+        self._table.write("epoch", shared, SHARED_EPOCH)
         undo.assign(self, "_live", self._live + record.count)
         for stream_id, tags in enumerate(record.tags, first):
             self._tags.set(stream_id, tags, undo)
 
-        key = request_identity.RequestKey(
-            request_identity.RequestKind.CREATE_STREAMS, record.node_id, record.request_id
-        )
-        digest = request_identity.digest_of_tags(record.tags)
-        self._requests.put(
-            key, request_identity.IssuedIds(first, record.count, content_digest=digest), undo
-        )
+        kind = request_identity.RequestKind.CREATE_STREAMS
+        key = request_identity.RequestKey(kind, record.node_id, record.request_id)
+        digest = request_identity.digest_of_streams(record.tags, record.shared.tolist())
+        issued = request_identity.IssuedIds(first, record.count, content_digest=digest)
+        self._requests.put(key, issued, undo)
 
     def replay_opened(self, record: rec.StreamsOpened, undo: Undo) -> None:
         """Replay `StreamsOpened`."""

@@ -28,6 +28,9 @@ be read in another thread.
 | removed_objects | remembered removals, oldest first | object_id, content_digest |
 | bucket_claim | 1 | cluster_uuid, issued_below |
 | feature_level | 1 | level |
+| producer_ids | 1, absent below feature level 5 like the next two | next_producer_id |
+| producers | one per stream and producer | stream_id, producer_id, producer_epoch, last_used_ms |
+| producer_batches | 1 to 5 per row of producers, in their order, oldest first | stream_id, producer_id, first_sequence, record_count, start_offset |
 | recovery | 1, only in recovery mode | undecided_from, undecided_below |
 """  # noqa: E501 - a table's row is one line
 
@@ -45,6 +48,7 @@ from streammeta.controller.metadata.decisions.maintenance import Claim, Deletion
 from streammeta.controller.metadata.registries.kv import StoredValue
 from streammeta.controller.metadata.registries.nodes import Node, NodesView
 from streammeta.controller.metadata.registries.object_queries import UNUSED, ObjectsView
+from streammeta.controller.metadata.registries.producers import ProducersView
 from streammeta.controller.metadata.registries.stream_heads import DELETED
 from streammeta.controller.metadata.registries.stream_ranges import RANGE_COLUMNS
 from streammeta.controller.metadata.registries.streams import StreamsView
@@ -71,6 +75,7 @@ class FrozenParts:
     feature_level: int
     undecided: tuple[int, int] | None
     left_out: WindowView[RowKey, int]
+    producers: ProducersView
 
 
 class FrozenMetadata:
@@ -318,6 +323,18 @@ def _feature_level(parts: FrozenParts) -> Section:
     return {"level": column([parts.feature_level])}
 
 
+def _producer_ids(parts: FrozenParts) -> Section:
+    return {"next_producer_id": column([parts.producers.next_producer_id])}
+
+
+def _producers(parts: FrozenParts) -> Section:
+    return {**parts.producers.producer_columns()}
+
+
+def _producer_batches(parts: FrozenParts) -> Section:
+    return {**parts.producers.batch_columns()}
+
+
 def _recovery(parts: FrozenParts) -> Section:
     if parts.undecided is None:
         raise KeyError("recovery")
@@ -353,6 +370,9 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "removed_objects": _removed_objects,
     "bucket_claim": _bucket_claim,
     "feature_level": _feature_level,
+    "producer_ids": _producer_ids,
+    "producers": _producers,
+    "producer_batches": _producer_batches,
     "recovery": _recovery,
 }
 

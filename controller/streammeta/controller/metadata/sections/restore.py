@@ -16,6 +16,7 @@ from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.kv import KVs, StoredValue
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
 from streammeta.controller.metadata.registries.objects import Objects
+from streammeta.controller.metadata.registries.producers import Producers
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.sections.rules import COLUMNS, FLAGS, TEXTS, SectionChecker
@@ -38,6 +39,7 @@ def restore(
     feature_level: FeatureLevel,
     recovery: Recovery,
     repeats: Repeats,
+    producers: Producers,
 ) -> None:
     """Fill empty registries. Columns may be arrays or lists.
 
@@ -83,6 +85,9 @@ def restore(
     objects.load_windows(
         requests[RequestKind.PREPARE_OBJECTS], _removed(checked["removed_objects"])
     )
+    if "producer_ids" in sections:
+        next_producer_id = int(checked["producer_ids"]["next_producer_id"][0])
+        producers.load(next_producer_id, checked["producers"], checked["producer_batches"])
 
 
 class _Checked:

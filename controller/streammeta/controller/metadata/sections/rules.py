@@ -12,6 +12,7 @@ import numpy as np
 from streammeta.controller.errors import DamagedMetadataError, ErrorCode
 from streammeta.controller.features import BASE_LEVEL
 from streammeta.controller.metadata.api.request_identity import RequestKind
+from streammeta.controller.metadata.sections.producer_rules import PRODUCER_SECTIONS
 from streammeta.controller.metadata.tables.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.tables.section_checks import (
     Ascending,
@@ -19,6 +20,7 @@ from streammeta.controller.metadata.tables.section_checks import (
     Columns,
     Holds,
     Loaded,
+    OneRow,
     Refers,
     Rule,
     Unique,
@@ -31,6 +33,7 @@ from streammeta.controller.metadata.tables.section_checks import (
 from streammeta.controller.metadata.tables.values import (
     INT32_MAX,
     INT64_MAX,
+    SHARED_EPOCH,
     Mask,
     ObjectKind,
     ObjectState,
@@ -38,7 +41,7 @@ from streammeta.controller.metadata.tables.values import (
 )
 
 _OPENED = int(StreamState.OPENED)
-_CLOSED = int(StreamState.CLOSED)
+_SHARED = int(StreamState.SHARED)
 _PREPARED = int(ObjectState.PREPARED)
 _COMMITTED = int(ObjectState.COMMITTED)
 _LINKED = int(ObjectState.LINKED)
@@ -53,8 +56,7 @@ _COUNTERS = {
     RequestKind.PREPARE_OBJECTS: "next_object_id",
 }
 
-
-_REFERRED_TO = frozenset(("counters", "nodes", "streams", "objects"))
+_REFERRED_TO = frozenset(("counters", "nodes", "streams", "objects", "producers"))
 """Sections that rules of others refer to. Only these stay in memory."""
 
 
@@ -121,26 +123,14 @@ def _among(field: str, values: tuple[int, ...]) -> Holds:
 
 
 def _owned_at_all(streams: Columns, _: Loaded) -> Mask:
-    # A stream that was never opened is closed, without epoch and owner.
-    never = streams["range_index"] == -1
+    # A stream that was never opened is closed, without epoch and owner. A shared one has epoch 0.
+    never, shared = streams["range_index"] == -1, streams["state"] == _SHARED
     found: Mask = (
-        ((streams["epoch"] == -1) == never)
+        np.where(shared, streams["epoch"] == SHARED_EPOCH, (streams["epoch"] == -1) == never)
         & ((streams["node_id"] == -1) == never)
-        & ~(never & (streams["state"] == _OPENED))
+        & np.where(never, streams["state"] != _OPENED, ~shared)
     )
     return found
-
-
-class _OneRow:
-    """The section has exactly one row."""
-
-    is_local = False
-
-    def check(self, section: str, loaded: Loaded) -> None:
-        """Check the rule, see `Rule`."""
-        field, values = next(iter(loaded[section].items()))
-        if len(values) != 1:
-            raise DamagedMetadataError(section, -1, field, f"{len(values)} rows", "one row")
 
 
 class _CurrentRanges:
@@ -315,7 +305,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             "deletions_held_until_ms",
         ),
         (
-            _OneRow(),
+            OneRow(),
             Between("next_stream_id", 0, INT32_MAX),
             Between("next_object_id", 0, INT64_MAX),
             Between("last_node_id", -1, INT32_MAX),
@@ -324,13 +314,13 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
     ),
     "bucket_claim": (
         ("cluster_uuid", "issued_below"),
-        (_OneRow(), Between("issued_below", 0, INT64_MAX)),
+        (OneRow(), Between("issued_below", 0, INT64_MAX)),
     ),
-    "feature_level": (("level",), (_OneRow(), Between("level", BASE_LEVEL, INT32_MAX))),
+    "feature_level": (("level",), (OneRow(), Between("level", BASE_LEVEL, INT32_MAX))),
     "recovery": (
         ("undecided_from", "undecided_below"),
         (
-            _OneRow(),
+            OneRow(),
             Between("undecided_from", 0, INT64_MAX),
             _not_below("undecided_from", "undecided_below"),
             Holds("undecided_below", "next_object_id or less", _was_issued),
@@ -379,11 +369,11 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("range_index", -1, INT32_MAX),
             Between("start_offset", 0, INT64_MAX),
             _not_below("start_offset", "end_offset"),
-            Between("state", _OPENED, _CLOSED),
+            Between("state", _OPENED, _SHARED),
             Between("node_id", -1, INT32_MAX),
             Holds(
                 "range_index",
-                "-1 exactly if epoch and node_id are",
+                "-1 exactly if epoch and node_id are, and if the stream is shared",
                 _owned_at_all,
             ),
             Refers("node_id", "nodes", only=lambda streams: streams["state"] == _OPENED),
@@ -529,6 +519,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Holds("object_id", "not an object of 'objects'", _not_present),
         ),
     ),
+    **PRODUCER_SECTIONS,
 }
 """Columns and rules of each section, in the order of loading."""
 

@@ -71,6 +71,18 @@ def require(
         raise DamagedMetadataError(section, row, field, values[row], wanted)
 
 
+class OneRow:
+    """The section has exactly one row."""
+
+    is_local = False
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """Check the rule, see `Rule`."""
+        field, values = next(iter(loaded[section].items()))
+        if len(values) != 1:
+            raise DamagedMetadataError(section, -1, field, f"{len(values)} rows", "one row")
+
+
 @dataclass(frozen=True, slots=True)
 class Between:
     """Each value of a column is in `[low, high]`. A counter as `high` is an exclusive bound."""

@@ -50,10 +50,19 @@ class ObjectKind(IntEnum):
 
 
 class StreamState(IntEnum):
-    """States of a stream: only an opened one accepts commits. Numbers of the protobuf enum."""
+    """States of a stream, with the numbers of the protobuf enum.
+
+    An opened stream accepts ranges of its owner. A shared one accepts shared rows of every node,
+    and never has another state.
+    """
 
     OPENED = 1
     CLOSED = 2
+    SHARED = 3
+
+
+SHARED_EPOCH = 0
+"""Epoch of every shared stream."""
 
 
 class OnConflict(IntEnum):
@@ -137,6 +146,23 @@ class StreamObjectColumns(RangeColumns):
     min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedRowColumns:
+    """Batches appended to shared streams, sorted by stream id, in the order of the object.
+
+    The last three columns name the idempotent producer. -1 is none. They may be empty together.
+    """
+
+    stream_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    record_count: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    producer_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    producer_epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    first_sequence: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def __len__(self) -> int:
+        return len(self.stream_id)
 
 
 PAGE_SIZE_DEFAULT = 1_000

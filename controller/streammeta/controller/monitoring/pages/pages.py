@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import urlencode
 
 from streammeta.controller import errors
-from streammeta.controller.metadata.api import answers, requests
+from streammeta.controller.metadata.api import answers, object_slices, requests
 from streammeta.controller.metadata.tables.values import ObjectKind, PageRequest
 from streammeta.controller.monitoring.http.http_listener import Page, ResponseCache, Route
 from streammeta.controller.monitoring.pages.templating import (
@@ -294,7 +294,7 @@ class StatusPages:
             return Content(form=True, notes=(f"There is no stream {stream_id}.",))
 
         (stream,) = found.streams
-        query = requests.ObjectQuery(stream_id, stream.start_offset, -1, ROWS)
+        query = object_slices.ObjectQuery(stream_id, stream.start_offset, -1, ROWS)
         read = await self._read(requests.GetObjects(queries=(query,)))
         result = read.results[0]
         held = result.objects if result.error is errors.ErrorCode.NONE else ()

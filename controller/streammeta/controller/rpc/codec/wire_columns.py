@@ -33,6 +33,7 @@ _DTYPE = np.dtype("<i8")
 _ROW_BYTES = _DTYPE.itemsize
 _NO_RANGES = values.RangeColumns()
 _NO_STREAM_OBJECTS = values.StreamObjectColumns()
+_NO_SHARED_ROWS = values.SharedRowColumns()
 
 _PLAIN = Conversion({}, {}, {})
 _put_in = _PLAIN.reader(requests.KVToPut, kv_pb2.KVToPut)
@@ -99,6 +100,11 @@ def commit_stream_set_object_in(
         recoverer=(
             _node(message.recoverer, "recoverer") if message.HasField("recoverer") else None
         ),
+        shared_rows=(
+            values.SharedRowColumns(**_SHARED_ROWS.read(message.shared_rows, "shared_rows."))
+            if message.HasField("shared_rows")
+            else _NO_SHARED_ROWS
+        ),
     )
 
 
@@ -128,6 +134,7 @@ def commit_stream_set_object_out(
             kv_results=results,
             trim_errors=bytes(len(answer.trim_errors)),
             trim_start_offsets=answer.trim_start_offsets,
+            shared_results=_shared_out(answer.shared),
         )
 
     response = objects_pb2.CommitStreamSetObjectResponse(
@@ -138,7 +145,25 @@ def commit_stream_set_object_out(
         trim_errors=map(_error, answer.trim_errors),
         trim_start_offsets=answer.trim_start_offsets,
     )
-    return pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
+    packed = pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
+    if (shared := _shared_out(answer.shared)) is not None:
+        packed.shared_results.CopyFrom(shared)
+    return packed
+
+
+def _shared_out(
+    results: answers.SharedRowResults | None,
+) -> pb.PackedSharedRowResults | None:
+    if results is None:
+        return None
+    message = pb.PackedSharedRowResults(
+        start_offset=[results.start_offset.astype(_DTYPE).tobytes()]
+    )
+    if np.count_nonzero(results.errors):
+        message.errors.extend(results.errors.tolist())
+    if results.committed_at_ms >= 0:
+        message.committed_at_ms = results.committed_at_ms
+    return message
 
 
 def uploads_out(answer: answers.CommitUploadsAnswer, message: objects_pb2.UploadErrors) -> None:
@@ -166,6 +191,7 @@ def _is_unpacked(message: pb.PackedCommitStreamSetObjectRequest) -> bool:
         _has_unknown(message)
         or (message.HasField("ranges") and _has_unknown(message.ranges))
         or (message.HasField("stream_objects") and _has_unknown(message.stream_objects))
+        or (message.HasField("shared_rows") and _has_unknown(message.shared_rows))
     )
 
 
@@ -203,6 +229,7 @@ _RANGES = _Columns(*(part.name for part in fields(values.RangeColumns)))
 _STREAM_OBJECTS = _Columns(
     *(part.name for part in fields(values.StreamObjectColumns) if part.name != "attributes")
 )
+_SHARED_ROWS = _Columns(*(part.name for part in fields(values.SharedRowColumns)))
 _UPLOADS = _Columns("object_id", "object_size", "range_count", *FACT_COLUMNS)
 
 

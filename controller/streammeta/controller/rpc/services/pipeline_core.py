@@ -190,5 +190,5 @@ def count_rows(commit: PipelineCommit) -> int:
     """Return the work that a commit is, in rows."""
     rows = ROWS_A_COMMIT + len(commit.ranges.stream_id)
     if isinstance(commit, CommitStreamSetObject):
-        rows += len(commit.kv_puts) + len(commit.trims)
+        rows += len(commit.kv_puts) + len(commit.trims) + len(commit.shared_rows)
     return rows

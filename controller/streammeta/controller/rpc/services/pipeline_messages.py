@@ -94,6 +94,7 @@ class DecidedMessage(NamedTuple):
         rows = sum(
             len(answer.range_errors) + len(answer.stream_object_errors) for answer in commits
         )
+        rows += sum(len(answer.shared.errors) for answer in commits if answer.shared is not None)
         if self.uploads is not None:
             rows += len(cast(answers.CommitUploadsAnswer, self.uploads).range_errors)
 

@@ -20,6 +20,7 @@ from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.broker_sessions import Heard, NodeState
 from streammeta.controller.metadata.api import answers, named_answers, object_listings, requests
+from streammeta.controller.metadata.api.object_slices import ObjectQuery, ObjectQueryColumns
 from streammeta.controller.metadata.tables.values import Int64Column, ObjectState, Tags, column
 from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.codec import wire_columns
@@ -51,6 +52,7 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "FindStreams": (requests.FindStreams, answers.FindStreamsAnswer),
     "GetOpeningStreams": (requests.GetOpeningStreams, answers.GetOpeningStreamsAnswer),
     "AbandonUploads": (requests.AbandonUploads, answers.AbandonUploadsAnswer),
+    "IssueProducerIds": (requests.IssueProducerIds, answers.IssueProducerIdsAnswer),
     "PrepareObjects": (requests.PrepareObjects, answers.PrepareObjectsAnswer),
     "CommitStreamObject": (requests.CommitStreamObject, answers.CommitStreamObjectAnswer),
     "GetObjects": (requests.GetObjects, answers.GetObjectsAnswer),
@@ -198,7 +200,7 @@ def routed(route: Route, controller: MetadataController) -> error_mapping.UnaryH
         decoded = route.decode(request)
         require_fields(caller, route.method, decoded)
         if route.joins:
-            note_rows(len(decoded.ranges.stream_id))
+            note_rows(len(decoded.ranges.stream_id) + len(decoded.shared_rows))
 
         kind = class_of(work, decoded)
         async with controller.gate.admitted(kind, context.time_remaining()):
@@ -245,11 +247,11 @@ def _tags(messages: Iterable[common_pb2.Tag], path: str) -> Tags:
     return tags
 
 
-def _object_query(query: objects_pb2.ObjectQuery, path: str) -> requests.ObjectQuery:
+def _object_query(query: objects_pb2.ObjectQuery, path: str) -> ObjectQuery:
     if not query.HasField("stream_id"):
         raise not_set(f"{path}.stream_id")
     end_offset = query.end_offset if query.HasField("end_offset") else NONE_ID
-    return requests.ObjectQuery(query.stream_id, query.start_offset, end_offset, query.limit)
+    return ObjectQuery(query.stream_id, query.start_offset, end_offset, query.limit)
 
 
 def _object_queries(messages: Sequence[objects_pb2.ObjectQuery], path: str) -> requests.Queries:
@@ -264,7 +266,7 @@ def _object_queries(messages: Sequence[objects_pb2.ObjectQuery], path: str) -> r
             raise not_set(f"{path}[{index}].stream_id")
 
     ends = [query.end_offset if query.HasField("end_offset") else NONE_ID for query in queries]
-    return requests.ObjectQueryColumns(
+    return ObjectQueryColumns(
         column([query.stream_id for query in queries]),
         column([query.start_offset for query in queries]),
         column(ends),

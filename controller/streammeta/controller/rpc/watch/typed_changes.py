@@ -31,6 +31,9 @@ INTERNAL = frozenset(
         rec.BucketClaimed,
         rec.ObjectsReclaimed,
         rec.NodeIdIssued,
+        rec.ProducerIdsIssued,
+        rec.ProducerBatchesCommitted,
+        rec.ProducersExpired,
     }
 )
 """Records that concern only the controllers, without a change."""
@@ -94,11 +97,12 @@ def _copy(kind: type[Message]) -> Callable[[Any], Message]:
 def _streams_created(record: rec.StreamsCreated) -> Message:
     ids = range(record.first_stream_id, record.first_stream_id + record.count)
     tags = record.tags or ((),) * record.count
+    shared = record.shared.tolist() or [0] * record.count
     return pb.StreamsCreated(
         node_id=record.node_id,
         streams=[
-            pb.CreatedStream(stream_id=stream_id, tags=_tags(of_stream))
-            for stream_id, of_stream in zip(ids, tags, strict=True)
+            pb.CreatedStream(stream_id=stream_id, tags=_tags(of_stream), shared=bool(is_shared))
+            for stream_id, of_stream, is_shared in zip(ids, tags, shared, strict=True)
         ],
     )
 

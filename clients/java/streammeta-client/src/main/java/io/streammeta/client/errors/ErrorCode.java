@@ -44,6 +44,18 @@ public enum ErrorCode {
     STREAM_INNER_ERROR(StreamEpochMismatchException::new),
     /** The object id was committed before, with other content. */
     OBJECT_CONTENT_MISMATCH(ObjectContentMismatchException::new),
+    /** The stream is shared and must be owned, or the other way round. */
+    STREAM_KIND_MISMATCH(StreamKindMismatchException::new),
+    /** The producer's batch was committed before. */
+    DUPLICATE_BATCH(DuplicateBatchException::new),
+    /** The batch does not continue its producer's sequence. */
+    OUT_OF_ORDER_SEQUENCE(OutOfOrderSequenceException::new),
+    /** A newer epoch of the producer has written to the stream. */
+    PRODUCER_FENCED(ProducerFencedException::new),
+    /** Another shared row of the stream was rejected, and this one with it. */
+    STREAM_ROWS_REJECTED(StreamRowsRejectedException::new),
+    /** The row was committed before, but its offsets are no longer known. */
+    OFFSETS_UNKNOWN(OffsetsUnknownException::new),
     /** A code that this version of the client does not know. The item was rejected. */
     UNKNOWN(ProtocolViolationException::new);
 

@@ -44,6 +44,8 @@ import io.streammeta.v1.GetOpeningStreamsRequest;
 import io.streammeta.v1.GetOpeningStreamsResponse;
 import io.streammeta.v1.HeartbeatRequest;
 import io.streammeta.v1.HeartbeatResponse;
+import io.streammeta.v1.IssueProducerIdsRequest;
+import io.streammeta.v1.IssueProducerIdsResponse;
 import io.streammeta.v1.ListKVsRequest;
 import io.streammeta.v1.ListKVsResponse;
 import io.streammeta.v1.ListStreamObjectsRequest;
@@ -188,6 +190,14 @@ public final class Methods {
             "StreamService/DeleteStreams",
             DeleteStreamsRequest.getDefaultInstance(),
             DeleteStreamsResponse.getDefaultInstance(),
+            true,
+            false);
+
+    /** StreamService/IssueProducerIds. */
+    public static final Method<IssueProducerIdsRequest, IssueProducerIdsResponse> ISSUE_PRODUCER_IDS = new Method<>(
+            "StreamService/IssueProducerIds",
+            IssueProducerIdsRequest.getDefaultInstance(),
+            IssueProducerIdsResponse.getDefaultInstance(),
             true,
             false);
 

@@ -1,0 +1,1 @@
+"""Partitions without leaders: shared streams that every broker writes, reads and trims."""
