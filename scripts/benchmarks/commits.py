@@ -34,7 +34,7 @@ from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
 from scripts.benchmarks.thread_profile import costs_by_function, costs_by_package
 from streammeta.cli.local.local_cluster import LocalCluster
 
-Way: TypeAlias = Literal["unary", "pipelined", "product", "put"]
+Way: TypeAlias = Literal["unary", "pipelined", "product", "shared", "idempotent", "put"]
 
 STREAMS_MAX = 400_000
 """Levels with more streams (ranges times in flight) are left out: opening them takes too long."""
@@ -43,6 +43,8 @@ IDS_A_SECOND: dict[Way, int] = {
     "unary": 4_000,
     "pipelined": 40_000,
     "product": 20_000,
+    "shared": 4_000,
+    "idempotent": 4_000,
     "put": 0,
 }
 """Object ids prepared beforehand for each second of commits of few ranges."""
@@ -53,8 +55,8 @@ class Settings:
     """Levels to measure: all combinations."""
 
     ways: tuple[Way, ...] = option(("unary", "pipelined"), "ways to commit")
-    """A commit a call, many on one stream of messages, the same by the product's client, or a small
-    PutKVs a call."""
+    """A commit a call, many on one stream of messages, the same by the product's client, a commit
+    of shared rows a call, the same of idempotent producers, or a small PutKVs a call."""
     voters: tuple[int, ...] = option((3,), "numbers of controllers")
     ranges: tuple[int, ...] = option((1, 10, 100, 1_000, 1_600, 20_000), "ranges of one commit")
     in_flight: tuple[int, ...] = option((1, 16, 64), "numbers of commits in flight")

@@ -127,15 +127,19 @@ _COMMITTERS: Mapping[str, tuple[str, str]] = {
     "pipelined": ("streammeta_client", "PipelinedCommitter"),
     "put": ("streammeta_client", "Putter"),
     "product": ("streammeta_client", "ProductCommitter"),
+    "shared": ("shared_client", "SharedCommitter"),
+    "idempotent": ("shared_client", "IdempotentCommitter"),
     "zookeeper": ("peers.zookeeper_client", "ZookeeperCommitter"),
     "etcd": ("peers.etcd_client", "EtcdCommitter"),
+    "postgresql-shared": ("peers.postgresql_client", "PostgresqlCommitter"),
+    "postgresql-idempotent": ("peers.postgresql_client", "PostgresqlIdempotentCommitter"),
     "floor-pipelined": ("floor", "PipelinedFloor"),
     "floor-unary": ("floor", "UnaryFloor"),
     "streammeta-reads": ("ten_reads", "StreammetaReads"),
     "etcd-reads": ("ten_reads", "EtcdReads"),
     "zookeeper-reads": ("ten_reads", "ZookeeperReads"),
 }
-"""Module and class of each kind of load. The first four are ways to call streammeta."""
+"""Module and class of each kind of load. The first six are ways to call streammeta."""
 
 
 def committer_of(system: str, load: Load) -> Committer:

@@ -21,6 +21,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "failover": ("failover", "time from the leader's loss to the next acknowledged write"),
     "commits": ("commits", "commits a second, their latency and their cost"),
     "latency": ("latency", "one commit, many, and reads, compared with ZooKeeper and etcd"),
+    "shared": ("shared", "commits of shared rows beside an installed PostgreSQL server"),
     "map": ("metadata_growth", "memory, commits, checkpoints, restart and reads as metadata grows"),
     "objects": ("object_format", "encoding and decoding of objects, and searches in an index"),
     "appending": ("appending", "appends a second and the time to their acknowledgement"),

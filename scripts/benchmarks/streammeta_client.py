@@ -42,8 +42,8 @@ MESSAGES_IN_FLIGHT = 4
 SERVING_WITHIN_S = 10.0
 OBJECT_TTL_MS = 3_600_000
 VALUE_BYTES = 100
-_NODE = common_pb2.NodeIdentity(node_id=NODE_ID, node_epoch=1)
-_NODE_FIELD = length_delimited(1, _NODE.SerializeToString())
+NODE = common_pb2.NodeIdentity(node_id=NODE_ID, node_epoch=1)
+_NODE_FIELD = length_delimited(1, NODE.SerializeToString())
 
 
 @dataclass(slots=True)
@@ -73,13 +73,13 @@ class PreparedIds:
                 "ObjectService/PrepareObjects",
                 objects_pb2.PrepareObjectsRequest(
                     request_id=f"bench-{time.monotonic_ns()}-{turn}",
-                    node=_NODE,
+                    node=NODE,
                     count=BATCH_MAX,
                     ttl_ms=OBJECT_TTL_MS,
                 ),
                 objects_pb2.PrepareObjectsResponse,
             )
-            _require(answer.error, "PrepareObjects")
+            require(answer.error, "PrepareObjects")
             first = answer.first_object_id
             # Taken from the end of the list, where it is fast.
             self._ids.extend(reversed(range(first, first + BATCH_MAX)))
@@ -112,7 +112,7 @@ class UnaryCommitter(_Committer):
     """CommitStreamSetObject, one call for each commit."""
 
     _CONSTANT = objects_pb2.CommitStreamSetObjectRequest(
-        node=_NODE, object_size=OBJECT_BYTES, on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL
+        node=NODE, object_size=OBJECT_BYTES, on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL
     ).SerializeToString()
 
     def stream_ids(self, slot: int) -> list[int]:
@@ -133,7 +133,7 @@ class UnaryCommitter(_Committer):
         path = "/streammeta.v1.ObjectService/CommitStreamSetObject"
         received = await self._connection.call(path, b"".join(request))
         answer = objects_pb2.CommitStreamSetObjectResponse.FromString(received)
-        _require(answer.error, "CommitStreamSetObject")
+        require(answer.error, "CommitStreamSetObject")
         at.streams.advance()
 
 
@@ -257,7 +257,7 @@ class ProductCommitter(_Committer):
             stream_epochs=[1] * count,
         )
         result = await (await self._pipeline.upload(upload))
-        _require(result.error, "CommitPipeline")
+        require(result.error, "CommitPipeline")
         streams.advance()
 
 
@@ -271,7 +271,7 @@ class Putter(Connected):
         )
         request = kv_pb2.PutKVsRequest(items=[item])
         answer = await call(self._connection, "KVService/PutKVs", request, kv_pb2.PutKVsResponse)
-        _require(answer.results[0].error, "PutKVs")
+        require(answer.results[0].error, "PutKVs")
 
 
 async def register_node(connection: Http2Connection) -> None:
@@ -280,14 +280,14 @@ async def register_node(connection: Http2Connection) -> None:
     Raises:
         Http2Error: no leader serves within `SERVING_WITHIN_S`.
     """
-    request = nodes_pb2.RegisterNodeRequest(node=_NODE)
+    request = nodes_pb2.RegisterNodeRequest(node=NODE)
     deadline = time.monotonic() + SERVING_WITHIN_S
     while True:
         try:
             answer = await call(
                 connection, "NodeService/RegisterNode", request, nodes_pb2.RegisterNodeResponse
             )
-            return _require(answer.error, "RegisterNode")
+            return require(answer.error, "RegisterNode")
         except Http2Error:
             if time.monotonic() > deadline:
                 raise
@@ -302,7 +302,7 @@ async def add_stream_objects(connection: Http2Connection, stream_ids: list[int])
         connection,
         "ObjectService/CommitStreamSetObject",
         objects_pb2.CommitStreamSetObjectRequest(
-            node=_NODE,
+            node=NODE,
             on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
             stream_objects=objects_pb2.StreamObjectColumns(
                 object_id=[await prepared.next() for _ in stream_ids],
@@ -315,7 +315,7 @@ async def add_stream_objects(connection: Http2Connection, stream_ids: list[int])
         ),
         objects_pb2.CommitStreamSetObjectResponse,
     )
-    _require(answer.error, "CommitStreamSetObject")
+    require(answer.error, "CommitStreamSetObject")
 
 
 async def get_objects(
@@ -329,7 +329,7 @@ async def get_objects(
         objects_pb2.GetObjectsRequest(queries=[query]),
         objects_pb2.GetObjectsResponse,
     )
-    _require(answer.results[0].error, "GetObjects")
+    require(answer.results[0].error, "GetObjects")
     return len(answer.results[0].objects)
 
 
@@ -375,17 +375,17 @@ async def open_streams(connection: Http2Connection, count: int) -> list[int]:
         "StreamService/CreateStreams",
         streams_pb2.CreateStreamsRequest(
             request_id=f"bench-{time.monotonic_ns()}",
-            node=_NODE,
+            node=NODE,
             streams=[streams_pb2.NewStream()] * count,
         ),
         streams_pb2.CreateStreamsResponse,
     )
-    _require(created.error, "CreateStreams")
+    require(created.error, "CreateStreams")
     opened = await call(
         connection,
         "StreamService/OpenStreams",
         streams_pb2.OpenStreamsRequest(
-            node=_NODE,
+            node=NODE,
             streams=[
                 streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)
                 for stream_id in created.stream_ids
@@ -394,7 +394,7 @@ async def open_streams(connection: Http2Connection, count: int) -> list[int]:
         streams_pb2.OpenStreamsResponse,
     )
     for stream in opened.streams:
-        _require(stream.error, "OpenStreams")
+        require(stream.error, "OpenStreams")
     return list(created.stream_ids)
 
 
@@ -408,7 +408,8 @@ async def call(connection: Http2Connection, path: str, request: Any, response: t
     return response.FromString(received)
 
 
-def _require(error: int, what: str) -> None:
+def require(error: int, what: str) -> None:
+    """Raise `LoadError` if a call was answered with an error."""
     if error != common_pb2.ERROR_CODE_NONE:
         raise _rejected(what, error)
 
