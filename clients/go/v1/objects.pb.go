@@ -475,7 +475,7 @@ func (x *SharedRowColumns) GetFirstSequence() []int64 {
 // Results of shared rows, in request order.
 type SharedRowResults struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Errors        []ErrorCode            `protobuf:"varint,1,rep,packed,name=errors,proto3,enum=streammeta.v1.ErrorCode" json:"errors,omitempty"`        // one verdict per row
+	Errors        []ErrorCode            `protobuf:"varint,1,rep,packed,name=errors,proto3,enum=streammeta.v1.ErrorCode" json:"errors,omitempty"`        // one verdict per row; empty: all NONE
 	StartOffset   []int64                `protobuf:"fixed64,2,rep,packed,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`       // first offset of each row, also of a DUPLICATE_BATCH; -1: none, or unknown
 	CommittedAtMs *int64                 `protobuf:"varint,3,opt,name=committed_at_ms,json=committedAtMs,proto3,oneof" json:"committed_at_ms,omitempty"` // append time of the committed rows, leader's clock; absent: none, or unknown
 	unknownFields protoimpl.UnknownFields
