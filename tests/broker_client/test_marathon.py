@@ -242,7 +242,9 @@ class Machines:
                 continue
             code = one.child.process.poll()
             assert code in (None, 0), f"{one.child.name} ended with {code}:\n{one.child.log_tail()}"
-            if code is None and len(one.ends()) == self._quota[0]:
+            ends = one.ends()
+            is_complete = sum(ends.values()) >= self._quota[1]
+            if code is None and len(ends) == self._quota[0] and not is_complete:
                 found.append(one)
         return found
 
@@ -256,7 +258,11 @@ class Machines:
         """Lose a machine for good, or stop its broker; a new node is to take its streams."""
         if is_stopped:
             one.child.process.send_signal(signal.SIGSTOP)
-            self.stopped.append(one)
+            # One that was about to end well has nothing to give up.
+            if sum(one.ends().values()) < self._quota[1]:
+                self.stopped.append(one)
+            else:
+                one.child.process.send_signal(signal.SIGCONT)
         else:
             one.child.kill()
             shutil.rmtree(one.folder)

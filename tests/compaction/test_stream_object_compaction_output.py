@@ -349,9 +349,9 @@ async def test_expired_objects_go_in_batches_and_a_repetition_is_no_error() -> N
     async def count(step: Step) -> None:
         commits[f"{step.name} {step.done}"] += 1
 
-    steps = Steps(Fault(4, Fate.LOSE_ANSWER), hook=count)
+    steps = Steps(Fault(6, Fate.LOSE_ANSWER), hook=count)
     report = await compacted(world, StreamCompaction.REMOVE_EXPIRED, steps, expired_batch=4)
-    assert steps.names[3] == "CommitStreamObject"
+    assert steps.names[5] == "CommitStreamObject"
     assert len(report.removed_ids) == 6
     assert report.error is None
     assert commits["CommitStreamObject True"] == 3, "two batches, one of them twice"

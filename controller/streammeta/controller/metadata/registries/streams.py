@@ -333,7 +333,7 @@ class Streams:
         """Replay `StreamsCreated`."""
         first, next_id = record.first_stream_id, len(self._table)
         if first != next_id:
-            raise InvariantError(f"record creates streams from {first}, but the next is {next_id}")
+            raise InvariantError(f"creates streams from {first}, the next stream id is {next_id}")
 
         rows = self._table.append(record.count, undo)
         for name in ("epoch", "range_index", "node_id"):
