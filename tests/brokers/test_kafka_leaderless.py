@@ -321,7 +321,9 @@ async def test_retention_deletes_nothing_when_the_clock_is_far_ahead_of_the_reco
 
 async def test_one_broker_applies_retention_to_each_partition() -> None:
     _, topic, first, second = await two_brokers(8)
-    chosen = [place for one in (first, second) for place in chosen_places(one.view, one.node_id)]
+    chosen = [
+        place for broker in (first, second) for place in chosen_places(broker.view, broker.node_id)
+    ]
     assert sorted(chosen) == [(topic.topic_id, partition) for partition in range(8)]
 
 
